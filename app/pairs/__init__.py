@@ -1,0 +1,1 @@
+"""Model pairs: which target, which draft, and by which method the speculative lane speculates."""
