@@ -3,6 +3,7 @@
     SpecduelError
     ├── BadRequestError          422  the request is malformed or out of range
     │   └── BodyTooLargeError    413
+    ├── ForbiddenError           403  a write from a page of another origin
     ├── NotFoundError            404  no such run, prompt, page
     ├── RunActiveError           409  one run at a time
     ├── LaneNotReadyError        503  a lane is starting, failed, or stopped
@@ -45,6 +46,11 @@ class BadRequestError(SpecduelError):
 class BodyTooLargeError(BadRequestError):
     status = 413
     type = "body_too_large"
+
+
+class ForbiddenError(SpecduelError):
+    status = 403
+    type = "forbidden"
 
 
 class NotFoundError(SpecduelError):

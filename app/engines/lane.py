@@ -194,6 +194,14 @@ class Lane(Protocol):
         """
         ...
 
+    def check_schema(self, schema: Mapping[str, Any]) -> None:
+        """Check that the engine's grammar backend can decode under a JSON schema.
+
+        Raises:
+            BadRequestError: it can't; the message names what is not supported.
+        """
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; for naming single tokens in a comparison, never for output."""
         ...
@@ -220,3 +228,40 @@ class Lane(Protocol):
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever ``state``, ``error`` or ``phases`` change."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the lanes run on. ``shared``: both lanes use the same one, so together they contend."""
+
+    kind: Literal["cuda", "cpu"]
+    name: str
+    shared: bool
+
+
+class Fleet(Protocol):
+    """Both lanes, and how they start: in which order, on which device."""
+
+    @property
+    def lanes(self) -> Mapping[LaneName, Lane]: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def source(self) -> Literal["live", "scripted"]: ...
+
+    @property
+    def versions(self) -> Mapping[str, str | None]:
+        """Versions of what generates: ``vllm``, ``torch``, ``gpu`` (None where there is none)."""
+        ...
+
+    async def start(self) -> None:
+        """Start both lanes. A lane that fails is left failed; the other goes on."""
+        ...
+
+    async def restart(self, name: LaneName) -> None:
+        """Stop a lane and start it again."""
+        ...
+
+    async def stop(self) -> None: ...

@@ -1,0 +1,189 @@
+"""The command line: ``specduel serve``, ``doctor``, ``pairs``, ``bench``.
+
+Errors that specduel raises on purpose end in one line on standard error and exit code 1; a wrong option ends
+in argparse's message and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app import __version__
+from app.errors import SpecduelError, StartError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.engines.lane import Fleet
+
+DEFAULTS = Settings()
+SHUTDOWN_S = 5
+"""How long open connections may go on after Ctrl-C; event streams end at once."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        return int(options.run(options))
+    except SpecduelError as error:
+        sys.stderr.write(f"specduel: {error.message}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specduel", description="A live, side-by-side demo of speculative decoding on vLLM."
+    )
+    parser.add_argument("--version", action="version", version=f"specduel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="start both engines and the page")
+    add_pair_options(serve)
+    serve.add_argument("--host", default=DEFAULTS.host, help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=port_number, default=DEFAULTS.port, help="port (default: %(default)s)")
+    serve.add_argument("--prompts-dir", type=Path, help="a prompt library of your own, instead of the built-in one")
+    serve.add_argument(
+        "--max-tokens", type=positive_int, default=DEFAULTS.max_tokens, help="largest max_tokens of a run (%(default)s)"
+    )
+    serve.add_argument(
+        "--abandon-after",
+        type=float,
+        default=DEFAULTS.abandon_after_s,
+        metavar="SECONDS",
+        help="cancel a run when its last viewer left this long ago; 0: never (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--price-per-hour", type=float, help="what the device costs an hour, for the cost of a million tokens"
+    )
+    serve.add_argument(
+        "--scripted", default="", metavar="OPTIONS", help='with --pair scripted: "step_ms=20,speculative.acceptance=0.9"'
+    )
+    serve.add_argument("--engine-logs", action="store_true", help="show vLLM's own log")
+    serve.set_defaults(run=serve_command)
+
+    doctor = commands.add_parser("doctor", help="check whether the demo would start here, and say what to do if not")
+    add_pair_options(doctor)
+    doctor.add_argument("--port", type=port_number, default=DEFAULTS.port, help="port to check (default: %(default)s)")
+    doctor.set_defaults(run=doctor_command)
+    return parser
+
+
+def add_pair_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose models and method."""
+    parser.add_argument("--pair", help="a pair's name, a TOML file, or 'scripted' (default: by the machine)")
+    parser.add_argument("--method", help="override the pair's method: ngram, draft_model or eagle3")
+    parser.add_argument(
+        "-k", "--num-speculative-tokens", type=positive_int, metavar="K", help="override how many tokens are drafted"
+    )
+    parser.add_argument("--cache-dir", type=Path, help="where built models are kept (default: the user's cache folder)")
+
+
+def settings_from(options: argparse.Namespace) -> Settings:
+    """The settings that parsed options stand for; options a command doesn't have keep their defaults."""
+    given = vars(options)
+    names = {"abandon_after": "abandon_after_s"}
+    known = Settings.__dataclass_fields__
+    values = {names.get(key, key): value for key, value in given.items() if names.get(key, key) in known}
+    return Settings(**values)
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    """Start the server and stay until it is told to stop."""
+    import uvicorn
+
+    from app.web.factory import create_app
+
+    settings = settings_from(options)
+    listener = bind(settings.host, settings.port)
+    try:
+        fleet, pair = build_fleet(settings)
+        app = create_app(settings, fleet, pair)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        shown = "localhost" if settings.host in ("0.0.0.0", "::") else host  # noqa: S104  (compared, not bound)
+        sys.stderr.write(f"\n  specduel: http://{shown}:{settings.port}\n  {pair['title']}. Ctrl-C ends it.\n\n")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, server_header=False)
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
+    return 0
+
+
+def doctor_command(options: argparse.Namespace) -> int:
+    from app import doctor
+
+    return doctor.run(settings_from(options))
+
+
+def build_fleet(settings: Settings) -> tuple[Fleet, dict[str, Any]]:
+    """The lanes that settings ask for, not started, and the pair as state and records carry it.
+
+    Raises:
+        StartError: the pair, its models or the machine don't allow it.
+    """
+    if settings.pair == "scripted":
+        from app.engines.scripted import ScriptedFleet, parse_options
+
+        scripted = parse_options(settings.scripted)
+        pair = {
+            "name": "scripted",
+            "title": "Scripted lanes: no model runs, the figures mean nothing",
+            "target": "scripted",
+            "draft": "scripted",
+            "method": "scripted",
+            "num_speculative_tokens": scripted.speculative.k,
+            "stand_in": False,
+            "notes": "Scripted lanes follow a script instead of running a model.",
+        }
+        return ScriptedFleet(scripted), pair
+    if settings.scripted:
+        raise StartError("--scripted needs --pair scripted.")
+    raise StartError("not yet")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port before anything is loaded.
+
+    Raises:
+        StartError: it is in use, not allowed, or the address isn't this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"Can't listen on {host} port {port}: {error.strerror or error}. "
+            "Choose another with --port, or end the program that has it."
+        ) from error
+    return listener
+
+
+def port_number(text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; it must be a number from 0 to 65535")
+    return port
+
+
+def positive_int(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number

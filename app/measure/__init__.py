@@ -1,0 +1,1 @@
+"""What is measured and how: the metrics' definitions, memory probes, Prometheus."""

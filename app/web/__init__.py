@@ -1,0 +1,1 @@
+"""The web app: routes, SSE, security, the page."""
