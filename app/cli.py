@@ -65,7 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--price-per-hour", type=float, help="what the device costs an hour, for the cost of a million tokens"
     )
     serve.add_argument(
-        "--scripted", default="", metavar="OPTIONS", help='with --pair scripted: "step_ms=20,speculative.acceptance=0.9"'
+        "--scripted",
+        default=DEFAULTS.scripted,
+        metavar="OPTIONS",
+        help='with --pair scripted: "step_ms=20,speculative.acceptance=0.9"',
     )
     serve.add_argument("--engine-logs", action="store_true", help="show vLLM's own log")
     serve.set_defaults(run=serve_command)

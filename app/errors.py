@@ -6,6 +6,7 @@
     ├── ForbiddenError           403  a write from a page of another origin
     ├── NotFoundError            404  no such run, prompt, page
     ├── RunActiveError           409  one run at a time
+    ├── LaneNotFailedError       409  only a failed lane can be restarted
     ├── LaneNotReadyError        503  a lane is starting, failed, or stopped
     └── StartError                    the program can't start; the command line exits with 1
         ├── PairError                 a pair file, a model file, or a model that doesn't fit
@@ -61,6 +62,11 @@ class NotFoundError(SpecduelError):
 class RunActiveError(SpecduelError):
     status = 409
     type = "run_active"
+
+
+class LaneNotFailedError(SpecduelError):
+    status = 409
+    type = "lane_not_failed"
 
 
 class LaneNotReadyError(SpecduelError):

@@ -25,7 +25,8 @@ class Step:
     monotonic clock. ``ids`` are the output token ids of the step in order: first the accepted
     drafts, then the target's own token. ``text`` is the engine's text delta; it can be empty
     while a character is incomplete. A step that ends the output can be cut short (end of
-    sequence, token budget): then ``accepted`` can exceed ``len(ids) - 1``.
+    sequence, token budget): then ``accepted`` can exceed ``len(ids) - 1``. ``pieces`` is the text
+    of each id, together exactly ``text``; None where they can't be told apart.
     """
 
     t_ms: float
@@ -33,16 +34,20 @@ class Step:
     text: str
     accepted: int
     drafted: int
+    pieces: tuple[str, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The step as it stands in events and records."""
-        return {
+        fields: dict[str, Any] = {
             "t_ms": round(self.t_ms, 3),
             "ids": list(self.ids),
             "text": self.text,
             "accepted": self.accepted,
             "drafted": self.drafted,
         }
+        if self.pieces is not None:
+            fields["pieces"] = list(self.pieces)
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

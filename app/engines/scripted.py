@@ -99,8 +99,7 @@ def parse_options(text: str) -> ScriptedOptions:
                 f"--scripted: {item!r} is not an option.{hint} "
                 f"Write [baseline.|speculative.]NAME=VALUE; names: {', '.join(fields)}."
             )
-        default = fields[name].default
-        kind = type(default)
+        kind = type(getattr(options["baseline"], name))
         try:
             parsed: Any = value.lower() in ("1", "true", "yes") if kind is bool else kind(value)
         except ValueError:
@@ -112,17 +111,36 @@ def parse_options(text: str) -> ScriptedOptions:
     return ScriptedOptions(**options)
 
 
+class ScriptedTokenizer:
+    """Token ids for pieces of text, made up as they come. Both lanes share one, as real lanes do."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, str] = {}
+
+    def token(self, piece: str) -> int:
+        token = zlib.crc32(piece.encode("utf-8", "surrogatepass")) & 0xFFFFF
+        while self._pieces.setdefault(token, piece) != piece:
+            token += 1
+        return token
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.token(piece) for piece in PIECES.findall(text))
+
+    def piece(self, token: int) -> str:
+        return self._pieces.get(token, "\N{REPLACEMENT CHARACTER}")
+
+
 class ScriptedLane:
     """A lane that follows a script. Implements the Lane protocol."""
 
-    def __init__(self, name: LaneName, options: ScriptedLaneOptions) -> None:
+    def __init__(self, name: LaneName, options: ScriptedLaneOptions, tokenizer: ScriptedTokenizer) -> None:
         self.name: LaneName = name
         self.options = options
+        self._tokenizer = tokenizer
         self._state: LaneState = "waiting"
         self._error: str | None = None
         self._phases: list[Phase] = []
         self._callbacks: list[Callable[[], None]] = []
-        self._pieces: dict[int, str] = {}
         self._live_tokens = 0
         self.unfinished = 0
 
@@ -185,20 +203,13 @@ class ScriptedLane:
         self._become("stopped")
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        text = "\n".join(message["content"] for message in messages)
-        return tuple(self._token(piece) for piece in PIECES.findall(text))
+        return self._tokenizer.encode("\n".join(message["content"] for message in messages))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self._pieces.get(token, "�") for token in ids)
+        return "".join(map(self._tokenizer.piece, ids))
 
     def check_schema(self, schema: Mapping[str, Any]) -> None:
         """A scripted lane takes any schema, and ignores it."""
-
-    def _token(self, piece: str) -> int:
-        token = zlib.crc32(piece.encode("utf-8", "surrogatepass")) & 0xFFFFF
-        while self._pieces.setdefault(token, piece) != piece:
-            token += 1
-        return token
 
     async def generate(self, request: LaneRequest) -> AsyncIterator[Step | Finish]:
         if self._state != "ready":
@@ -213,14 +224,14 @@ class ScriptedLane:
 
     async def _generate(self, request: LaneRequest) -> AsyncIterator[Step | Finish]:
         options, chance = self.options, random.Random(request.sampling.seed)  # noqa: S311  (a script, not a secret)
-        passage = [self._token(piece) for piece in PIECES.findall(PASSAGE)]
+        passage = self._tokenizer.encode(PASSAGE)
         budget = request.sampling.max_tokens
         stop = 0 <= options.stop_at < budget
         length = options.stop_at if stop else budget
         echo = list(request.prompt_ids)
         ids = [echo[i] if i < len(echo) else passage[(i - len(echo)) % len(passage)] for i in range(length)]
         if 0 <= options.differ_at < length:
-            ids[options.differ_at] = self._token(" otherwise")
+            ids[options.differ_at] = self._tokenizer.token(" otherwise")
         began = time.monotonic()
         due_ms, position, index = options.ttft_ms, 0, 0
         while position < length:
@@ -236,10 +247,10 @@ class ScriptedLane:
                 drafted = options.k
                 accepted = self._accepted(index, chance)
             chunk = tuple(ids[position : position + accepted + 1])
-            pieces = tuple(self._pieces[token] for token in chunk)
+            pieces = tuple(map(self._tokenizer.piece, chunk))
             position += len(chunk)
             self._live_tokens = len(request.prompt_ids) + position
-            yield Step((time.monotonic() - began) * 1000, chunk, "".join(pieces), accepted, drafted)
+            yield Step((time.monotonic() - began) * 1000, chunk, "".join(pieces), accepted, drafted, pieces)
             due_ms += options.step_ms * (1 + options.jitter * (2 * chance.random() - 1))
             index += 1
         yield Finish("stop" if stop else "length", reconciled=True if options.k else None)
@@ -255,7 +266,7 @@ class ScriptedLane:
 
     async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[TokenScore]:
         """Scores that favour the script's own tokens; " otherwise" scores badly."""
-        wrong = self._token(" otherwise")
+        wrong = self._tokenizer.token(" otherwise")
         scores = []
         for token in output_ids:
             logprob = -6.0 if token == wrong else -0.5 - (token % 7) / 10
@@ -284,7 +295,8 @@ class ScriptedFleet:
     source: Literal["live", "scripted"] = "scripted"
 
     def __init__(self, options: ScriptedOptions, *, shared: bool = True) -> None:
-        self._lanes = {name: ScriptedLane(name, getattr(options, name)) for name in LANES}
+        tokenizer = ScriptedTokenizer()
+        self._lanes = {name: ScriptedLane(name, getattr(options, name), tokenizer) for name in LANES}
         self._device = Device("cpu", "scripted", shared)
 
     @property

@@ -116,7 +116,9 @@ class _Scrape(Collector):
 
     def collect(self) -> Iterable[Metric]:
         source = self._fleet.source
-        state = GaugeMetricFamily("specduel_lane_state", "1 for the state a lane is in.", labels=["source", "lane", "state"])
+        state = GaugeMetricFamily(
+            "specduel_lane_state", "1 for the state a lane is in.", labels=["source", "lane", "state"]
+        )
         for name, lane in self._fleet.lanes.items():
             for value in STATES:
                 state.add_metric([source, name, value], float(lane.state == value))

@@ -166,6 +166,7 @@ class Races:
         run = self.get(run_id)
         if run.task is None or run.task.done():
             return run, False
+        await asyncio.sleep(0)  # a task cancelled before its first step would never reach its own clean-up
         run.task.cancel()
         await asyncio.wait([run.task], timeout=CANCEL_WAIT_S)
         return run, True

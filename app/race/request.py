@@ -17,6 +17,9 @@ Mode = Literal["together", "in_turn"]
 SCHEMA_CHARS = 32_768
 """The longest JSON schema accepted, in characters of its compact JSON."""
 
+SCHEMA_DEPTH = 32
+"""The deepest nesting of a JSON schema accepted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -124,15 +127,19 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     """Check that a JSON schema is one.
 
     Raises:
-        BadRequestError: it is not valid by its own dialect, too long, or refers outside itself.
+        BadRequestError: it is not valid by its own dialect, too long, too deep, or refers outside itself.
     """
+    if _depth(schema) > SCHEMA_DEPTH:
+        raise BadRequestError(
+            f"json_schema is nested more than {SCHEMA_DEPTH} levels deep. Flatten it.", param="json_schema"
+        )
     text = json.dumps(schema, separators=(",", ":"))
     if len(text) > SCHEMA_CHARS:
         raise BadRequestError(
             f"The JSON schema has {len(text)} characters; at most {SCHEMA_CHARS} are allowed.", param="json_schema"
         )
     try:
-        jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
+        jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.path) or "its top level"
         raise BadRequestError(
@@ -144,6 +151,16 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             f'json_schema refers to another document, {outside[0]!r}. Only references inside it ("#/…") are allowed.',
             param="json_schema",
         )
+
+
+def _depth(node: Any) -> int:
+    """How many levels deep a JSON value is nested, counted level by level: no recursion to overflow."""
+    depth, level = 0, [node]
+    while level:
+        containers = [value for value in level if isinstance(value, Mapping | list)]
+        level = [child for value in containers for child in (value.values() if isinstance(value, Mapping) else value)]
+        depth += bool(containers)
+    return depth
 
 
 def _references(node: Any) -> Iterator[str]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.engines.lane import LaneName
-from app.errors import RunActiveError
+from app.errors import LaneNotFailedError
 from app.web.bodies import RunBody
 from app.web.duel import Duel
 from app.web.sse import check_stream, run_stream
@@ -67,9 +67,9 @@ async def restart_lane(request: Request, lane: LaneName) -> dict[str, str]:
     duel = duel_of(request)
     current = duel.fleet.lanes[lane]
     if current.state not in ("failed", "stopped"):
-        error = RunActiveError(f"The {lane} lane is {current.state}; only a failed lane can be restarted.", param="lane")
-        error.type = "lane_not_failed"
-        raise error
+        raise LaneNotFailedError(
+            f"The {lane} lane is {current.state}; only a failed lane can be restarted.", param="lane"
+        )
     duel.restart(lane)
     return {"lane": lane, "state": "starting"}
 

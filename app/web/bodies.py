@@ -99,6 +99,8 @@ def first_error(error: RequestValidationError) -> BadRequestError:
         return BadRequestError(f"The body is not valid JSON: {found.get('ctx', {}).get('error', 'it does not parse')}.")
     if kind == "missing" and not location:
         return BadRequestError("The body is empty. Send a JSON object with a prompt.")
+    if kind == "missing":
+        return BadRequestError(f"{where} is missing.", param=param)
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(str(location[-1]), RunBody.model_fields, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else f" Known fields: {', '.join(RunBody.model_fields)}."
@@ -108,7 +110,7 @@ def first_error(error: RequestValidationError) -> BadRequestError:
             f"{where or 'The text'} holds a lone surrogate, half of a character. Send whole Unicode characters.",
             param=param,
         )
-    message = str(found["msg"]).replace("Input", where or "The body", 1)
+    message = str(found["msg"]).replace("Input", where or "The body", 1).replace("should be", "must be")
     value = found.get("input")
     if isinstance(value, int | float | bool) or (isinstance(value, str) and len(value) <= 40):
         message += f"; got {value!r}"

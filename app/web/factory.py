@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from app import __version__, prompts, resources
 from app.engines.lane import Fleet
-from app.errors import SpecduelError
+from app.errors import BadRequestError, SpecduelError
 from app.settings import Settings
 from app.web import api, pages
 from app.web.bodies import first_error
@@ -105,19 +105,24 @@ def _answer(error: SpecduelError, status: int | None = None) -> JSONResponse:
 
 
 async def _specduel_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, SpecduelError)
+    if not isinstance(error, SpecduelError):
+        raise error
     return _answer(error)
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+    if not isinstance(error, RequestValidationError):
+        raise error
     return _answer(first_error(error))
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     """Starlette's own errors in this API's form. Its 400 (a body that can't be read) is a 422 here."""
-    assert isinstance(error, HTTPException)
-    status = 422 if error.status_code == 400 else error.status_code
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == 400:
+        return _answer(BadRequestError("The body can't be read as JSON: it is malformed, or nested too deeply."))
+    status = error.status_code
     answer = SpecduelError(str(error.detail).rstrip(".") + ".")
     answer.type = ERROR_TYPES.get(status, "invalid_request" if status < 500 else "internal_error")
     return _answer(answer, status)
