@@ -36,9 +36,7 @@ class Prometheus:
             return Gauge(f"specduel_{name}", text, ("source", *labels), registry=self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(
-                f"specduel_{name}", text, ("source", *labels), buckets=buckets, registry=self.registry
-            )
+            return Histogram(f"specduel_{name}", text, ("source", *labels), buckets=buckets, registry=self.registry)
 
         self._runs = counter("runs", "Runs that ended, by mode and how they ended.", "mode", "status")
         self._tokens = counter("output_tokens", "Output tokens, counted by id.", "lane")

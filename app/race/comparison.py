@@ -132,18 +132,13 @@ async def compare_sampled(
     means = {"baseline": round(statistics.fmean(base), 4), "speculative": round(statistics.fmean(spec), 4)}
     consistent, allowed = is_consistent(base, spec)
     apart = abs(means["speculative"] - means["baseline"])
-    note = (
-        f"The baseline gives the two texts {means['baseline']:.2f} and {means['speculative']:.2f} nats a token: "
-        + (
-            f"{apart:.2f} apart, within the {allowed:.2f} that sampling explains."
-            if consistent
-            else f"{apart:.2f} apart, more than the {allowed:.2f} that sampling explains. "
-            "The speculative text is not what the target would write."
-        )
+    note = f"The baseline gives the two texts {means['baseline']:.2f} and {means['speculative']:.2f} nats a token: " + (
+        f"{apart:.2f} apart, within the {allowed:.2f} that sampling explains."
+        if consistent
+        else f"{apart:.2f} apart, more than the {allowed:.2f} that sampling explains. "
+        "The speculative text is not what the target would write."
     )
-    return OutputComparison(
-        tokens="not_comparable", mean_logprob=means, consistent=consistent, consistency_note=note
-    )
+    return OutputComparison(tokens="not_comparable", mean_logprob=means, consistent=consistent, consistency_note=note)
 
 
 def is_consistent(baseline: Sequence[float], speculative: Sequence[float]) -> tuple[bool, float]:

@@ -74,9 +74,7 @@ async def restart_lane(request: Request, lane: LaneName) -> dict[str, str]:
     return {"lane": lane, "state": "starting"}
 
 
-@router.post(
-    "/api/runs", tags=["runs"], status_code=202, responses={409: ERROR, 413: ERROR, 422: ERROR, 503: ERROR}
-)
+@router.post("/api/runs", tags=["runs"], status_code=202, responses={409: ERROR, 413: ERROR, 422: ERROR, 503: ERROR})
 async def start_run(request: Request, body: RunBody) -> dict[str, str]:
     """Start a run. One at a time; follow it at ``events_url``."""
     duel = duel_of(request)

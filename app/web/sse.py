@@ -50,9 +50,7 @@ async def _checks() -> AsyncGenerator[ServerSentEvent]:
 
 
 def _stream(events: AsyncGenerator[ServerSentEvent]) -> EventSourceResponse:
-    return EventSourceResponse(
-        _padded(events), ping=PING_S, send_timeout=SEND_TIMEOUT_S, headers=HEADERS, sep="\n"
-    )
+    return EventSourceResponse(_padded(events), ping=PING_S, send_timeout=SEND_TIMEOUT_S, headers=HEADERS, sep="\n")
 
 
 async def _padded(events: AsyncGenerator[ServerSentEvent]) -> AsyncGenerator[ServerSentEvent]:

@@ -129,7 +129,9 @@ def test_time_to_tokens() -> None:
 
 
 def test_recent_rate_looks_back_one_window() -> None:
-    slow_then_fast = steps_of(*((1000 * i, 1, 0, 0) for i in range(5)), *((4000 + 100 * i, 1, 0, 0) for i in range(1, 31)))
+    slow_then_fast = steps_of(
+        *((1000 * i, 1, 0, 0) for i in range(5)), *((4000 + 100 * i, 1, 0, 0) for i in range(1, 31))
+    )
     assert recent_tok_s(slow_then_fast, now_ms=7000, window_ms=2000) == pytest.approx(10)
     assert recent_tok_s(slow_then_fast[:1], now_ms=10) is None
     assert recent_tok_s(slow_then_fast[:3], now_ms=2000, window_ms=5000) == pytest.approx(1)

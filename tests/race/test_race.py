@@ -18,9 +18,7 @@ from tests.race.conftest import MakeTrack
 
 
 def a_request(mode: Mode = "together", **changes: Any) -> RunRequest:
-    return RunRequest(
-        **{"messages": (Message("user", "Say something."),), "mode": mode, "max_tokens": 40, **changes}
-    )
+    return RunRequest(**{"messages": (Message("user", "Say something."),), "mode": mode, "max_tokens": 40, **changes})
 
 
 async def events_of(run: Run, after: int = 0) -> list[tuple[str, dict[str, Any]]]:
