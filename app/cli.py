@@ -12,14 +12,15 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from app import __version__
 from app.errors import SpecduelError, StartError
-from app.settings import Settings
+from app.settings import Settings, default_cache_dir
 
 if TYPE_CHECKING:
     from app.engines.lane import Fleet
+    from app.pairs.pair import Pair, ResolvedPair
 
 DEFAULTS = Settings()
 SHUTDOWN_S = 5
@@ -72,6 +73,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--engine-logs", action="store_true", help="show vLLM's own log")
     serve.set_defaults(run=serve_command)
+
+    pairs = commands.add_parser("pairs", help="list the model pairs, or build a model that specduel makes itself")
+    pairs.add_argument("--cache-dir", type=Path, help="where built models are kept (default: the user's cache folder)")
+    actions = pairs.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="the pairs that ship with specduel").set_defaults(run=list_pairs)
+    build = actions.add_parser("build", help="build a model, or build it again where it is damaged")
+    build.add_argument("name", help="the model's name")
+    build.set_defaults(run=build_model)
 
     doctor = commands.add_parser("doctor", help="check whether the demo would start here, and say what to do if not")
     add_pair_options(doctor)
@@ -126,6 +135,25 @@ def doctor_command(options: argparse.Namespace) -> int:
     return doctor.run(settings_from(options))
 
 
+def list_pairs(options: argparse.Namespace) -> int:
+    """Print the shipped pairs, one a line."""
+    from app.pairs import catalogue
+
+    for name in catalogue.names():
+        pair = catalogue.load(name)
+        print(f"{name:24} {pair.title}  [{', '.join(catalogue.methods(pair))}; {' or '.join(pair.devices)}]")
+    return 0
+
+
+def build_model(options: argparse.Namespace) -> int:
+    """Build one of specduel's own models."""
+    from app.pairs import builders
+
+    folder = builders.builder(options.name).build(options.cache_dir or default_cache_dir(), report=print)
+    print(folder)
+    return 0
+
+
 def build_fleet(settings: Settings) -> tuple[Fleet, dict[str, Any]]:
     """The lanes that settings ask for, not started, and the pair as state and records carry it.
 
@@ -149,7 +177,40 @@ def build_fleet(settings: Settings) -> tuple[Fleet, dict[str, Any]]:
         return ScriptedFleet(scripted), pair
     if settings.scripted:
         raise StartError("--scripted needs --pair scripted.")
-    raise StartError("not yet")
+    from app.engines.fleet import VllmFleet
+    from app.engines.machine import detect
+
+    machine = detect()
+    resolved = resolve_pair(settings, machine.kind)
+    return VllmFleet(resolved, machine=machine, engine_logs=settings.engine_logs), describe(resolved.pair)
+
+
+def resolve_pair(settings: Settings, device: Literal["cpu", "cuda"]) -> ResolvedPair:
+    """The pair that settings ask for, its models found and checked.
+
+    Raises:
+        PairError: it can't be had, or doesn't run here.
+    """
+    from app.pairs import catalogue, resolve
+
+    pair = catalogue.load(settings.pair or catalogue.default_name(device))
+    pair = catalogue.override(pair, method=settings.method, num_speculative_tokens=settings.num_speculative_tokens)
+    cache_dir = settings.cache_dir or default_cache_dir()
+    return resolve.resolve(pair, cache_dir=cache_dir, device=device)
+
+
+def describe(pair: Pair) -> dict[str, Any]:
+    """A pair as ``GET /api/state`` and the records carry it."""
+    return {
+        "name": pair.name,
+        "title": pair.title,
+        "target": pair.target.name,
+        "draft": pair.draft.name if pair.draft else None,
+        "method": pair.method,
+        "num_speculative_tokens": pair.num_speculative_tokens,
+        "stand_in": pair.stand_in,
+        "notes": pair.notes,
+    }
 
 
 def bind(host: str, port: int) -> socket.socket:
