@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from app import __version__
 from app.errors import SpecduelError, StartError
@@ -20,7 +20,7 @@ from app.settings import Settings, default_cache_dir
 
 if TYPE_CHECKING:
     from app.engines.lane import Fleet
-    from app.pairs.pair import Pair, ResolvedPair
+    from app.pairs.speculation import ScriptedSpeculation, Speculation
 
 DEFAULTS = Settings()
 SHUTDOWN_S = 5
@@ -117,11 +117,13 @@ def serve_command(options: argparse.Namespace) -> int:
     settings = settings_from(options)
     listener = bind(settings.host, settings.port)
     try:
-        fleet, pair = build_fleet(settings)
-        app = create_app(settings, fleet, pair)
+        fleet, speculation = build_fleet(settings)
+        app = create_app(settings, fleet, speculation)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         shown = "localhost" if settings.host in ("0.0.0.0", "::") else host  # noqa: S104  (compared, not bound)
-        sys.stderr.write(f"\n  specduel: http://{shown}:{settings.port}\n  {pair['title']}. Ctrl-C ends it.\n\n")
+        sys.stderr.write(
+            f"\n  specduel: http://{shown}:{settings.port}\n  {speculation.as_dict()['title']}. Ctrl-C ends it.\n\n"
+        )
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, server_header=False)
         uvicorn.Server(config).run(sockets=[listener])
     finally:
@@ -154,63 +156,30 @@ def build_model(options: argparse.Namespace) -> int:
     return 0
 
 
-def build_fleet(settings: Settings) -> tuple[Fleet, dict[str, Any]]:
-    """The lanes that settings ask for, not started, and the pair as state and records carry it.
+def build_fleet(settings: Settings) -> tuple[Fleet, Speculation | ScriptedSpeculation]:
+    """The lanes that settings ask for, not started, and what they speculate with.
 
     Raises:
         StartError: the pair, its models or the machine don't allow it.
     """
+    from app.pairs.speculation import ScriptedSpeculation, Speculation
+
     if settings.pair == "scripted":
         from app.engines.scripted import ScriptedFleet, parse_options
 
         scripted = parse_options(settings.scripted)
-        pair = {
-            "name": "scripted",
-            "title": "Scripted lanes: no model runs, the figures mean nothing",
-            "target": "scripted",
-            "draft": "scripted",
-            "method": "scripted",
-            "num_speculative_tokens": scripted.speculative.k,
-            "stand_in": False,
-            "notes": "Scripted lanes follow a script instead of running a model.",
-        }
-        return ScriptedFleet(scripted), pair
+        return ScriptedFleet(scripted), ScriptedSpeculation(scripted.speculative.k)
     if settings.scripted:
         raise StartError("--scripted needs --pair scripted.")
     from app.engines.fleet import VllmFleet
     from app.engines.machine import detect
+    from app.pairs import catalogue
 
     machine = detect()
-    resolved = resolve_pair(settings, machine.kind)
-    return VllmFleet(resolved, machine=machine, engine_logs=settings.engine_logs), describe(resolved.pair)
-
-
-def resolve_pair(settings: Settings, device: Literal["cpu", "cuda"]) -> ResolvedPair:
-    """The pair that settings ask for, its models found and checked.
-
-    Raises:
-        PairError: it can't be had, or doesn't run here.
-    """
-    from app.pairs import catalogue, resolve
-
-    pair = catalogue.load(settings.pair or catalogue.default_name(device))
-    pair = catalogue.override(pair, method=settings.method, num_speculative_tokens=settings.num_speculative_tokens)
-    cache_dir = settings.cache_dir or default_cache_dir()
-    return resolve.resolve(pair, cache_dir=cache_dir, device=device)
-
-
-def describe(pair: Pair) -> dict[str, Any]:
-    """A pair as ``GET /api/state`` and the records carry it."""
-    return {
-        "name": pair.name,
-        "title": pair.title,
-        "target": pair.target.name,
-        "draft": pair.draft.name if pair.draft else None,
-        "method": pair.method,
-        "num_speculative_tokens": pair.num_speculative_tokens,
-        "stand_in": pair.stand_in,
-        "notes": pair.notes,
-    }
+    pair = catalogue.load(settings.pair or catalogue.default_name(machine.kind))
+    speculation = Speculation(pair, cache_dir=settings.cache_dir or default_cache_dir(), device=machine.kind)
+    speculation = speculation.with_method(settings.method, settings.num_speculative_tokens)
+    return VllmFleet(speculation.resolve(), machine=machine, engine_logs=settings.engine_logs), speculation
 
 
 def bind(host: str, port: int) -> socket.socket:

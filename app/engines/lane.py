@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from app.pairs.pair import ResolvedPair
 
 LaneName = Literal["baseline", "speculative"]
 LANES: tuple[LaneName, LaneName] = ("baseline", "speculative")
@@ -267,6 +270,15 @@ class Fleet(Protocol):
 
     async def restart(self, name: LaneName) -> None:
         """Stop a lane and start it again."""
+        ...
+
+    async def switch(self, resolved: ResolvedPair) -> None:
+        """Replace the speculative lane by one that speculates as ``resolved`` says, and start it.
+
+        Raises:
+            EngineError: these lanes can't switch.
+            PairError: the pair can't be planned.
+        """
         ...
 
     async def stop(self) -> None: ...

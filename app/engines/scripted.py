@@ -16,7 +16,7 @@ import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.engines.lane import (
     LANES,
@@ -31,6 +31,9 @@ from app.engines.lane import (
     TokenScore,
 )
 from app.errors import EngineError, StartError
+
+if TYPE_CHECKING:
+    from app.pairs.pair import ResolvedPair
 
 PASSAGE = (
     "\n\nA small model runs ahead and guesses the next few words. The large one reads all the guesses at once, "
@@ -321,6 +324,9 @@ class ScriptedFleet:
     async def restart(self, name: LaneName) -> None:
         await self._lanes[name].stop()
         await self._lanes[name].start()
+
+    async def switch(self, resolved: ResolvedPair) -> None:
+        raise EngineError("Scripted lanes follow their script; they have no other method.")
 
     async def stop(self) -> None:
         for lane in self._lanes.values():

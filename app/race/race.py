@@ -53,7 +53,7 @@ class Races:
         fleet: both lanes.
         sample_memory: takes a memory sample; its figures go into ``memory`` events.
         observer: hears of every step.
-        pair: the pair as the record carries it.
+        pair: tells the pair as the record carries it.
         context_tokens: tells the smaller context of target and draft.
         specduel_version: goes into the record.
         keep_runs: how many ended runs stay readable.
@@ -68,7 +68,7 @@ class Races:
         *,
         sample_memory: Callable[[], Any],
         observer: Observer,
-        pair: Mapping[str, Any],
+        pair: Callable[[], Mapping[str, Any]],
         context_tokens: Callable[[], int],
         specduel_version: str,
         keep_runs: int = 32,
@@ -147,7 +147,7 @@ class Races:
             lanes,
             source=self._fleet.source,
             contended=request.mode == "together" and self._fleet.device.shared and len(lanes) > 1,
-            pair=self._pair,
+            pair=self._pair(),
             versions={"specduel": self._specduel_version, **self._fleet.versions},
         )
         self._runs[run.run_id] = run

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from app.engines.lane import LaneName
 from app.errors import LaneNotFailedError
-from app.web.bodies import RunBody
+from app.web.bodies import MethodBody, RunBody
 from app.web.duel import Duel
 from app.web.sse import check_stream, run_stream
 
@@ -72,6 +72,14 @@ async def restart_lane(request: Request, lane: LaneName) -> dict[str, str]:
         )
     duel.restart(lane)
     return {"lane": lane, "state": "starting"}
+
+
+@router.post("/api/lanes/speculative/method", tags=["state"], status_code=202, responses={409: ERROR, 422: ERROR})
+async def switch_method(request: Request, body: MethodBody) -> dict[str, Any]:
+    """Let the speculative lane speculate by another method, or draft another number of tokens. It starts again."""
+    duel = duel_of(request)
+    await duel.switch(body.method, body.num_speculative_tokens)
+    return {"pair": duel.speculation.as_dict()}
 
 
 @router.post("/api/runs", tags=["runs"], status_code=202, responses={409: ERROR, 413: ERROR, 422: ERROR, 503: ERROR})

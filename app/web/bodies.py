@@ -89,6 +89,19 @@ class RunBody(BaseModel):
         )
 
 
+class MethodBody(BaseModel):
+    """How the speculative lane is to speculate. What is left out stays as the method's pair file has it."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"method": "ngram", "num_speculative_tokens": 4}]},
+    )
+
+    method: str = Field(description="One of the state's pair.methods.")
+    num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
 def first_error(error: RequestValidationError) -> BadRequestError:
     """The first of a body's validation errors, in this API's words."""
     found = error.errors()[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi.templating import Jinja2Templates
@@ -12,9 +11,11 @@ from fastapi.templating import Jinja2Templates
 from app import __version__
 from app.engines.fairness import fairness
 from app.engines.lane import LANES, Fleet, LaneName
-from app.errors import SpecduelError
+from app.errors import BadRequestError, PairError, RunActiveError, SpecduelError
 from app.measure.memory import MemorySampler
 from app.measure.prometheus import Prometheus
+from app.pairs.pair import ResolvedPair
+from app.pairs.speculation import ScriptedSpeculation, Speculation
 from app.prompts import PromptLibrary
 from app.race.race import Races
 from app.settings import Settings
@@ -35,7 +36,7 @@ class Duel:
     Args:
         settings: the server's settings.
         fleet: both lanes.
-        pair: the pair, as state and records carry it.
+        speculation: the pair, and the methods that it can use.
         library: the prompt library.
         templates: the page's templates.
     """
@@ -45,13 +46,13 @@ class Duel:
         settings: Settings,
         fleet: Fleet,
         *,
-        pair: Mapping[str, Any],
+        speculation: Speculation | ScriptedSpeculation,
         library: PromptLibrary,
         templates: Jinja2Templates,
     ) -> None:
         self.settings = settings
         self.fleet = fleet
-        self.pair = dict(pair)
+        self.speculation = speculation
         self.library = library
         self.templates = templates
         self.sampler = MemorySampler(fleet)
@@ -60,7 +61,7 @@ class Duel:
             fleet,
             sample_memory=self.sampler.sample,
             observer=self.prometheus,
-            pair=self.pair,
+            pair=lambda: self.speculation.as_dict(),
             context_tokens=lambda: self.context_tokens,
             specduel_version=__version__,
             keep_runs=settings.keep_runs,
@@ -115,7 +116,7 @@ class Duel:
         return {
             "version": __version__,
             "source": self.fleet.source,
-            "pair": self.pair,
+            "pair": {**self.speculation.as_dict(), "methods": list(self.speculation.methods)},
             "device": {"kind": device.kind, "name": device.name, "shared": device.shared},
             "ready": self.ready,
             "lanes": lanes,
@@ -141,6 +142,28 @@ class Duel:
     def restart(self, name: LaneName) -> None:
         """Start a failed lane again, in the background."""
         self._spawn(self._restart(name), f"restart the {name} lane")
+
+    async def switch(self, method: str | None, num_speculative_tokens: int | None) -> None:
+        """Let the speculative lane speculate by another method; it starts again, in the background.
+
+        Raises:
+            RunActiveError: a run is active.
+            BadRequestError: the method is unknown here, or its draft isn't there or doesn't fit.
+        """
+        if self.races.active is not None:
+            raise RunActiveError(
+                f"Run {self.races.active.run_id} is active; the speculative lane can be switched after it.",
+                param=self.races.active.run_id,
+            )
+        if isinstance(self.speculation, ScriptedSpeculation):
+            raise BadRequestError("Scripted lanes have no other method.", param="method")
+        try:
+            chosen = self.speculation.with_method(method, num_speculative_tokens)
+            resolved = await asyncio.to_thread(chosen.resolve)
+        except PairError as error:
+            raise BadRequestError(error.message, param="method") from error
+        self.speculation = chosen
+        self._spawn(self._switch(resolved), f"switch to {chosen.pair.method}")
 
     async def close(self) -> None:
         """End everything: the active run, the engines, their processes."""
@@ -169,6 +192,12 @@ class Duel:
             await self.fleet.restart(name)
         except SpecduelError as error:
             log.error("the %s lane failed to start again: %s", name, error.message)
+
+    async def _switch(self, resolved: ResolvedPair) -> None:
+        try:
+            await self.fleet.switch(resolved)
+        except SpecduelError as error:
+            log.error("the speculative lane failed to start: %s", error.message)
 
     async def _read_memory(self) -> None:
         while True:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +16,7 @@ from starlette.exceptions import HTTPException
 from app import __version__, prompts, resources
 from app.engines.lane import Fleet
 from app.errors import BadRequestError, SpecduelError
+from app.pairs.speculation import ScriptedSpeculation, Speculation
 from app.settings import Settings
 from app.web import api, pages
 from app.web.bodies import first_error
@@ -44,13 +44,13 @@ DOCS_PAGE = """<!doctype html>
 """
 
 
-def create_app(settings: Settings, fleet: Fleet, pair: Mapping[str, Any]) -> FastAPI:
+def create_app(settings: Settings, fleet: Fleet, speculation: Speculation | ScriptedSpeculation) -> FastAPI:
     """Build the app. Its engines start with its lifespan, in the background: the page is up before they are.
 
     Args:
         settings: the server's settings.
         fleet: both lanes, not started.
-        pair: the pair as ``GET /api/state`` and records carry it.
+        speculation: the pair, and the methods that it can use.
 
     Raises:
         StartError: a prompt file is wrong.
@@ -58,7 +58,7 @@ def create_app(settings: Settings, fleet: Fleet, pair: Mapping[str, Any]) -> Fas
     duel = Duel(
         settings,
         fleet,
-        pair=pair,
+        speculation=speculation,
         library=prompts.load(settings.prompts_dir or resources.prompts()),
         templates=Jinja2Templates(resources.templates()),
     )

@@ -53,7 +53,7 @@ async def make_track() -> AsyncIterator[MakeTrack]:
             fleet,
             sample_memory=MemorySampler(fleet, lambda: DeviceMemory("test")).sample,
             observer=heard,
-            pair={"name": "scripted"},
+            pair=lambda: {"name": "scripted"},
             context_tokens=lambda: 8192,
             specduel_version="test",
             **settings,
