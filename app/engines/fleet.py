@@ -44,6 +44,7 @@ class VllmFleet:
             PairError: the pair can't be planned.
         """
         self._machine = machine or detect()
+        self._log_dir, self._engine_logs = log_dir, engine_logs
         specs = plan(resolved, self._machine, engine_logs=engine_logs)
         self._lanes: dict[LaneName, VllmLane] = {
             spec.name: VllmLane(spec, log_dir=log_dir, engine_logs=engine_logs) for spec in specs
@@ -100,6 +101,18 @@ class VllmFleet:
     async def restart(self, name: LaneName) -> None:
         await self._lanes[name].stop()
         await self._start(name)
+
+    async def switch(self, resolved: ResolvedPair) -> None:
+        spec = next(
+            spec
+            for spec in plan(resolved, self._machine, engine_logs=self._engine_logs)
+            if spec.name == "speculative"
+        )
+        before = self._lanes["speculative"]
+        lane = VllmLane(spec, log_dir=self._log_dir, engine_logs=self._engine_logs)
+        self._lanes["speculative"] = lane  # seen at once, waiting, while the other leaves
+        await before.stop()
+        await self._start("speculative")
 
     async def stop(self) -> None:
         await asyncio.gather(*(lane.stop() for lane in self._lanes.values()))
