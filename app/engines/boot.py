@@ -8,15 +8,20 @@ process is there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import difflib
+import gc
+import importlib.util
 import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,6 +33,7 @@ from app.errors import EngineError
 
 OLDEST = (0, 32)
 CORE_NAME = "EngineCore"
+SWITCH_S = 0.001
 # os.environ is the process's, whoever uses it: so is its lock.
 _ENVIRON = threading.Lock()
 
@@ -112,7 +118,7 @@ class Boot:
     def _build(self) -> Any:
         self._phase("Importing vLLM")
         check_version()
-        with _ENVIRON, environment(self._env):  # some of vLLM's settings are read when it is imported
+        with _ENVIRON, environment(self._env), gentle():  # some of vLLM's settings are read when it is imported
             modules = import_vllm()
         self._phase("Reading the model's files")
         with contextlib.ExitStack() as held:
@@ -168,6 +174,39 @@ def environment(values: Mapping[str, str | None]) -> Iterator[None]:
         for name, old in before.items():
             if os.environ.get(name) != old:
                 os.environ[name] = old
+
+
+@contextlib.contextmanager
+def gentle() -> Iterator[None]:
+    """Import large libraries in this thread with short pauses for the event loop's.
+
+    What holds the interpreter longest is loading libtorch (done here without holding it), and collecting garbage
+    over and over among a million new objects that are all alive (left out, and not looked at later either).
+    """
+    preload_torch()
+    enabled = gc.isenabled()
+    interval = sys.getswitchinterval()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+def preload_torch() -> None:
+    """Load torch's libraries; the interpreter runs on meanwhile. A failure shows again in the import."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return
+    loader = ctypes.CDLL(None)  # calls through it release the interpreter's lock; opening a CDLL does not
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        path = Path(found.origin).with_name("lib") / name
+        if path.exists():
+            loader.dlopen(str(path).encode(), os.RTLD_LAZY | os.RTLD_GLOBAL)
 
 
 def vllm_version() -> str | None:

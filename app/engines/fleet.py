@@ -104,9 +104,7 @@ class VllmFleet:
 
     async def switch(self, resolved: ResolvedPair) -> None:
         spec = next(
-            spec
-            for spec in plan(resolved, self._machine, engine_logs=self._engine_logs)
-            if spec.name == "speculative"
+            spec for spec in plan(resolved, self._machine, engine_logs=self._engine_logs) if spec.name == "speculative"
         )
         before = self._lanes["speculative"]
         lane = VllmLane(spec, log_dir=self._log_dir, engine_logs=self._engine_logs)

@@ -31,7 +31,7 @@ from app.errors import BadRequestError, EngineError
 
 POLL_S = 0.05
 WATCH_S = 0.2
-GRACE_S = 5.0
+GRACE_S = 8.0
 MARKS_FILE = "marks"
 # A repeating prompt, so that n-gram speculation has something to propose.
 WARM_UP_TEXT = "Repeat: red green blue, red green blue, red green blue, red green"
