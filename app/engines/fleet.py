@@ -13,6 +13,7 @@ from app.engines import boot
 from app.engines.lane import Device, Lane, LaneName
 from app.engines.machine import Machine, detect
 from app.engines.plan import plan
+from app.engines.preflight import available_bytes, check_memory
 from app.engines.vllm_lane import VllmLane
 from app.errors import EngineError
 from app.pairs.pair import ResolvedPair
@@ -42,10 +43,12 @@ class VllmFleet:
 
         Raises:
             PairError: the pair can't be planned.
+            StartError: there is too little memory.
         """
         self._machine = machine or detect()
         self._log_dir, self._engine_logs = log_dir, engine_logs
         specs = plan(resolved, self._machine, engine_logs=engine_logs)
+        check_memory(specs, available_bytes())
         self._lanes: dict[LaneName, VllmLane] = {
             spec.name: VllmLane(spec, log_dir=log_dir, engine_logs=engine_logs) for spec in specs
         }
