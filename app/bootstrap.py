@@ -299,7 +299,8 @@ class Setup:
     def pip(self, arguments: list[str], detail: Heard) -> int:
         options = ["--disable-pip-version-check", "--no-input"]
         if arguments[0] == "install":
-            options += ["--constraint", str(self.constraints)]
+            # Compiling every file of every package takes minutes; Python compiles what it imports.
+            options += ["--no-compile", "--constraint", str(self.constraints)]
 
         def heard(line: str) -> None:
             self.heard(line)

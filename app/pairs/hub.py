@@ -21,6 +21,13 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 TOKEN_PAGE = "https://huggingface.co/settings/tokens"  # noqa: S105 - the page, not a token
 
 
+def cache_folder() -> Path:
+    """Where the hub's library keeps what it fetches."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
 def cached(ref: ModelRef) -> Path | None:
     """The folder of a repository that lies whole in the local cache; None when it doesn't."""
     from huggingface_hub import snapshot_download
