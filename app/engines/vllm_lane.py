@@ -99,12 +99,12 @@ class VllmLane:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        ends = [start for _, start in self._phases[1:]]
-        done = self._phases_end is not None
-        ends.append(self._phases_end if self._phases_end is not None else time.monotonic())
+        over = self._phases_end is not None
+        end = self._phases_end if self._phases_end is not None else time.monotonic()
+        ends = [*(start for _, start in self._phases[1:]), end]
         return tuple(
-            Phase(name, max(0.0, end - start), done or index < len(self._phases) - 1)
-            for index, ((name, start), end) in enumerate(zip(self._phases, ends, strict=True))
+            Phase(name, ends[index] - start, over or index < len(self._phases) - 1)
+            for index, (name, start) in enumerate(self._phases)
         )
 
     @property
