@@ -438,6 +438,12 @@ class VllmLane:
         usage = self._recorder.kv_usage if self._recorder.active else 0.0
         return await asyncio.to_thread(engine_memory.read, self.spec, self._report, config, list(self._cores), usage)
 
+    async def bare(self, request: LaneRequest) -> AsyncIterator[int]:
+        """The engine's own outputs, as token counts, with nothing of a lane in between. For benchmarks."""
+        params = sampling_params(request.sampling)
+        async for output in self._llm.generate(tokens_prompt(request.prompt_ids), params, request.request_id):
+            yield len(output.outputs[0].token_ids)
+
     async def idle(self) -> None:
         """Return when the engine is between two steps, with what was aborted before this call gone."""
         await self._llm.collective_rpc("specduel_ping")
