@@ -176,12 +176,17 @@ class Setup:
 
     def fingerprint(self) -> str:
         """A hash of all that decides what gets installed."""
+        import tomllib
+
         digest = hashlib.sha256()
-        for path in (self.root / "pyproject.toml", self.constraints):
-            try:
-                digest.update(path.read_bytes())
-            except OSError as error:
-                raise SetupError(f"{path} can't be read ({error.strerror}). Is this a whole checkout?") from error
+        try:
+            digest.update(self.constraints.read_bytes())
+            project = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SetupError(f"{error.filename} can't be read ({error.strerror}). Is this a whole checkout?") from error
+        # The settings of ruff or pytest decide nothing here.
+        deciding = [project.get("build-system"), project.get("project"), project.get("tool", {}).get("hatch")]
+        digest.update(json.dumps(deciding, sort_keys=True).encode())
         # A moved checkout has an environment full of stale paths.
         digest.update(f"{self.build} {self.venv} {sys.version_info[:2]}".encode())
         return digest.hexdigest()

