@@ -4,6 +4,8 @@
 exactly the fields of its dataclass, those of the partials it includes among them.
 """
 
+# ruff: noqa: RUF001  (the texts of the page use real minus and multiplication signs)
+
 from __future__ import annotations
 
 import json

@@ -43,11 +43,12 @@ export class LaneView {
     this.status = find(".lane-status");
     this.copy = find("[data-copy]");
     this.standIn = find(".lane-stand-in");
-    this.phasesAt = 0;
+    this.phasesSeen = new Map();
   }
 
   showFigures(figures, running) {
     setText(this.rate, format.rate(figures.rate));
+    this.rate.toggleAttribute("data-none", figures.rate === null);
     setText(this.rateSpan, figures.rate === null ? "" : figures.rateSpan);
     for (const [key, write] of Object.entries(WRITE)) setText(this.cells[key], write(figures[key]));
     setText(this.cells.total_ms, format.seconds(figures.total_ms, running ? 1 : 2));
@@ -56,6 +57,7 @@ export class LaneView {
 
   clearFigures() {
     setText(this.rate, format.NONE);
+    this.rate.toggleAttribute("data-none", true);
     setText(this.rateSpan, "");
     for (const cell of Object.values(this.cells)) setText(cell, format.NONE);
     this.article.classList.remove("is-running");
@@ -73,7 +75,7 @@ export class LaneView {
     if (error) setText(this.bannerText, error);
     setHidden(this.restart, !failed);
     this.lane = state;
-    this.phasesAt = performance.now();
+    if (!this.starting) this.phasesSeen.clear();
     this.showPhases();
   }
 
@@ -86,7 +88,7 @@ export class LaneView {
     setHidden(this.start, !this.starting);
     if (!this.starting) return;
     setText(this.startTitle, STATE_WORDS[this.lane.state]);
-    const since = (performance.now() - this.phasesAt) / 1000;
+    const now = performance.now();
     const phases = this.lane.phases ?? [];
     while (this.phases.children.length > phases.length) this.phases.lastChild.remove();
     while (this.phases.children.length < phases.length) {
@@ -98,8 +100,16 @@ export class LaneView {
       const item = this.phases.children[i];
       item.classList.toggle("done", phase.done);
       setText(item.children[0], phase.name);
-      setText(item.children[1], `${(phase.elapsed_s + (phase.done ? 0 : since)).toFixed(1)} s`);
+      setText(item.children[1], `${this.#elapsed(phase, now).toFixed(1)} s`);
     });
+  }
+
+  /** The server's figure, and this page's clock since it was told: elapsed time never stands still or goes back. */
+  #elapsed(phase, now) {
+    if (phase.done) return phase.elapsed_s;
+    const began = Math.min(now - 1000 * phase.elapsed_s, this.phasesSeen.get(phase.name) ?? Infinity);
+    this.phasesSeen.set(phase.name, began);
+    return (now - began) / 1000;
   }
 
   get stateWord() {

@@ -16,7 +16,7 @@ import { Verdict } from "./verdict.js";
 
 const POLL_STARTING_MS = 1000;
 const POLL_IDLE_MS = 2000;
-const CHART_EVERY_MS = 200;
+const CHART_EVERY_MS = 250;
 
 const $ = (selector) => document.querySelector(selector);
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
@@ -335,10 +335,12 @@ class Page {
     }
     const finishedPlaying = this.playback?.done;
     if (finishedPlaying) this.endPlayback();
+    for (const name of LANES) if (this.views[name].starting) this.views[name].showPhases();
     if (this.dirty || run?.active) {
       this.dirty = false;
       this.drawPage();
     }
+    for (const name of LANES) this.panes[name].follow();
     if (this.chartDirty && (now - this.chartAt > CHART_EVERY_MS || !run?.active)) {
       this.chartDirty = false;
       this.chartAt = now;
@@ -356,7 +358,6 @@ class Page {
       if (run) view.showFigures(run.figures(name), lane.status === "running" && active);
       else view.clearFigures();
       view.setBusy(active && ["waiting", "running"].includes(lane.status));
-      view.showPhases();
       this.drawLaneTexts(view, lane);
     }
     if (!run) this.verdict.idle(state?.ready ? "Run a prompt to measure it." : "");
@@ -460,7 +461,7 @@ class Page {
     const { run } = this;
     if (run) this.rateChart.update(run);
     const values = run?.figures("speculative").acceptance_by_position ?? null;
-    this.acceptance.update(values, run ? "— nothing was drafted" : "—");
+    this.acceptance.update(values, run && !run.active ? "— nothing was drafted" : "—");
     this.memory.update(run?.active ? run.memory ?? this.state?.memory : this.state?.memory ?? run?.memory);
     const tax = run?.comparison?.memory_tax ?? null;
     setHidden($("#memory-tax"), !tax);

@@ -7,6 +7,7 @@
 import { ThinkSplitter } from "./think.js";
 
 const MAX_NODES = 6000;
+const CHUNK_NODES = 120;
 const FOLLOW_SLACK_PX = 48;
 
 /** A step as marked fragments, in reading order. */
@@ -47,6 +48,10 @@ export class TokenPane {
     this.main = document.createElement("div");
     this.main.className = "text";
     this.out.replaceChildren(this.main);
+    this.chunk = null;
+    this.chunkNodes = 0;
+    this.lineEnded = false;
+    this.grown = false;
     this.think = null;
     this.thinkTouched = false;
     this.following = true;
@@ -77,8 +82,15 @@ export class TokenPane {
     if (segments.length === 0) return;
     for (const segment of segments) this.#append(segment);
     if (this.nodes > MAX_NODES) this.#fold();
-    if (this.following) this.out.scrollTop = this.out.scrollHeight;
+    this.grown = true;
     this.onWrite();
+  }
+
+  /** Keeps the end in view, unless the reader scrolled up. Apart from flush(): it makes the browser lay out. */
+  follow() {
+    if (!this.grown) return;
+    this.grown = false;
+    if (this.following) this.out.scrollTop = this.out.scrollHeight;
   }
 
   #append(segment) {
@@ -87,7 +99,8 @@ export class TokenPane {
       this.think = null;
       return;
     }
-    const parent = segment.think ? this.#thinkBody() : this.main;
+    const parent = segment.think ? this.#thinkBody() : this.#mainChunk();
+    if (segment.text !== "") this.lineEnded = segment.text.endsWith("\n");
     if (!segment.mark) {
       const last = parent.lastChild;
       if (last && last.nodeType === Node.TEXT_NODE) last.appendData(segment.text);
@@ -104,6 +117,17 @@ export class TokenPane {
   #add(parent, node) {
     parent.append(node);
     this.nodes += 1;
+    this.chunkNodes += 1;
+  }
+
+  // Text goes into blocks that end at a line's end, so that a long output isn't laid out anew every frame.
+  #mainChunk() {
+    if (!this.chunk || (this.chunkNodes > CHUNK_NODES && this.lineEnded)) {
+      this.chunk = document.createElement("div");
+      this.main.append(this.chunk);
+      this.chunkNodes = 0;
+    }
+    return this.chunk;
   }
 
   #thinkBody() {
@@ -119,29 +143,21 @@ export class TokenPane {
       const body = document.createElement("div");
       details.append(summary, body);
       this.main.append(details);
+      this.chunk = null;
       this.think = { details, body };
       this.thinkTouched = false;
     }
     return this.think.body;
   }
 
-  // Very long outputs: the oldest marked text becomes one plain text node, so that layout stays cheap.
+  // Very long outputs: the oldest blocks lose their marks and become plain text, so that layout stays cheap.
   #fold() {
-    const nodes = [...this.main.childNodes];
-    let run = [];
-    const collapse = () => {
-      if (run.length > 1) {
-        run[0].replaceWith(document.createTextNode(run.map((n) => n.textContent).join("")));
-        for (const n of run.slice(1)) n.remove();
-        this.nodes -= run.length - 1;
-      }
-      run = [];
-    };
-    for (const node of nodes.slice(0, nodes.length - MAX_NODES / 2)) {
-      if (node.nodeName === "DETAILS") collapse();
-      else run.push(node);
+    for (const block of this.main.children) {
+      if (this.nodes <= MAX_NODES / 2 || block === this.chunk) return;
+      if (block.nodeName === "DETAILS" || block.childNodes.length < 2) continue;
+      this.nodes -= block.childNodes.length - 1;
+      block.textContent = block.textContent;
     }
-    collapse();
   }
 
   #scrolled() {

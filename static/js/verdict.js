@@ -31,17 +31,31 @@ export class Verdict {
 
   idle(note) {
     this.#figure(null, "none", "");
-    for (const node of [this.contended, this.identity, this.cause, this.check]) setHidden(node, true);
+    for (const node of [this.contended, this.cause, this.check]) setHidden(node, true);
+    this.#identity(null, null, null);
     setText(this.note, note);
+  }
+
+  /** The arithmetic on the screen; factors that aren't known yet are "—". */
+  #identity(yielded, cost, value) {
+    setHidden(this.identity, false);
+    setText(this.parts.yield, format.decimal(yielded));
+    setText(this.parts.cost, `÷ ${cost === null ? format.NONE : `${format.decimal(cost)}×`}`);
+    setText(this.parts.speedup, `= ${format.times(value)}`);
+    setText(this.parts.word, format.direction(value));
+    this.identity.classList.toggle("is-loss", value !== null && value < 1);
+    this.identity.classList.toggle("is-open", value === null);
   }
 
   /** While it runs: the ratio so far when both lanes decode at once, else which lane has the device. */
   running(run) {
-    for (const node of [this.identity, this.cause, this.check]) setHidden(node, true);
+    for (const node of [this.cause, this.check]) setHidden(node, true);
     const both = run.mode === "together";
+    if (both) setHidden(this.identity, true);
+    else this.#identity(run.figures("speculative").tokens_per_step, null, null);
     const rates = [run.figures("baseline").decode_tok_s, run.figures("speculative").decode_tok_s];
     const value = both && rates[0] > 0 && rates[1] !== null ? rates[1] / rates[0] : null;
-    this.#figure(value, "live", value === null ? "" : "so far");
+    this.#figure(value, value === null ? "none" : "live", value === null ? "" : "so far");
     setHidden(this.contended, !(both && run.contended));
     setText(this.contended, "sharing the device");
     const now = run.order.find((name) => run.lanes[name].status === "running");
@@ -64,14 +78,8 @@ export class Verdict {
     const yielded = run.lanes.speculative.metrics?.tokens_per_step ?? null;
     const cost = c.step_cost_ratio ?? null;
     const whole = value !== null && yielded !== null && cost !== null;
-    setHidden(this.identity, !whole);
-    if (whole) {
-      setText(this.parts.yield, format.decimal(yielded));
-      setText(this.parts.cost, `÷ ${format.decimal(cost)}×`);
-      setText(this.parts.speedup, `= ${format.times(value)}`);
-      setText(this.parts.word, word);
-      this.identity.classList.toggle("is-loss", value < 1);
-    }
+    if (whole) this.#identity(yielded, cost, value);
+    else setHidden(this.identity, true);
     const cause = this.#causeOf(value, yielded, cost, whole);
     setHidden(this.cause, cause === "");
     setText(this.cause, cause);
@@ -81,7 +89,7 @@ export class Verdict {
 
   #causeOf(value, yielded, cost, whole) {
     if (value === null || value >= 1) return "";
-    if (whole) return `A step yields ${format.decimal(yielded)} tokens and costs ${format.decimal(cost)}× a baseline step: the cost exceeds the yield.`;
+    if (whole) return "A step costs more than it yields.";
     if (yielded !== null) return `A step yields ${format.decimal(yielded)} tokens, and costs more than that.`;
     return "";
   }
@@ -116,9 +124,11 @@ export class Verdict {
       tone = c.tie ? "" : "warn";
       if (d) {
         const gap = c.tie_gap_nats === null || c.tie_gap_nats === undefined ? ""
-          : c.tie ? ` A numerical tie: ${format.decimal(c.tie_gap_nats, 3)} nats apart.`
-            : ` ${format.decimal(c.tie_gap_nats, 3)} nats apart: not a tie.`;
-        detail = `${JSON.stringify(d.baseline.text)} against ${JSON.stringify(d.speculative.text)}.${gap}`;
+          : c.tie ? `, a numerical tie: ${format.decimal(c.tie_gap_nats, 3)} nats apart`
+            : `, ${format.decimal(c.tie_gap_nats, 3)} nats apart: not a tie`;
+        detail = d.baseline && d.speculative
+          ? `${JSON.stringify(d.baseline.text)} against ${JSON.stringify(d.speculative.text)}${gap}`
+          : "One output goes on where the other ends.";
       }
     } else if (c.mean_logprob) {
       const { baseline, speculative } = c.mean_logprob;
@@ -131,11 +141,11 @@ export class Verdict {
       } else {
         verdict = "sampled, scored by the baseline";
       }
-      detail = `Mean log-probability a token: ${format.decimal(baseline)} and ${format.decimal(speculative)} nats.`;
+      detail = `Mean log-probability a token: ${format.decimal(baseline)} and ${format.decimal(speculative)} nats`;
     } else if (c.tokens === "not_comparable" && run.status === "completed") {
       verdict = "not compared";
     }
-    if (c.consistency_note && (c.consistent !== true || !detail)) detail = `${detail} ${c.consistency_note}`.trim();
+    if (c.consistency_note && c.consistent !== true) detail = c.consistency_note;
     setHidden(this.check, verdict === "");
     setText(this.checkVerdict, verdict);
     setText(this.checkDetail, detail);
