@@ -298,7 +298,7 @@ def tidy(line: str) -> str:
     line = " ".join(line.split())
     line = re.sub(r"\s*\[type=.*$", "", line)
     line = re.sub(r"^ValidationError: \d+ validation errors? for \w+\s+(?:\w+\s+)??(?:Value error, )", "", line)
-    line = re.sub(r"^(?:ValueError|RuntimeError|OSError|EngineError|Exception): ", "", line)
+    line = re.sub(r"^(?:ValueError|RuntimeError|OSError|EngineError|VLLMValidationError|Exception): ", "", line)
     lower = line.lower()
     if "gated repo" in lower or ("401" in lower and "huggingface" in lower):
         line += " The model is gated: accept its licence on its page at huggingface.co, then set HF_TOKEN."

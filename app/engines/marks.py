@@ -77,6 +77,8 @@ class MarkHandler(logging.Handler):
                 if error is not None:
                     self._writer.error(one_line(error))
                 return
+            if record.levelno > logging.INFO:  # a warning that compiling is off is no phase
+                return
             message = record.getMessage()
             for pattern, phase in PHASES:
                 if pattern.search(message):

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from app.engines import boot, cpu_mend, engine_memory, marks, processes, resolved
 from app.engines.lane import (
     Finish,
@@ -74,6 +76,7 @@ class VllmLane:
         self._engine: Mapping[str, Any] = {}
         self._recorder = Recorder()
         self._cores: list[processes.Core] = []
+        self._members: list[psutil.Process] = []
         self._marks_read = 0
         self._first_error: str | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -153,6 +156,7 @@ class VllmLane:
             message = self._cause() or boot.describe(error)
             await self._fail(message)
             raise EngineError(message) from error
+        self._members = await asyncio.to_thread(processes.tree, self._cores)
         self._enter("ready")
         self._watch = asyncio.create_task(self._watch_engine())
 
@@ -268,7 +272,7 @@ class VllmLane:
         if self._state != "stopped":
             self._enter("stopped")
         await self._uncancelled(self._clear())
-        if not failed:
+        if not failed or self.log_path is None:
             self._remove_scratch()
 
     async def _clear(self) -> None:
@@ -276,7 +280,9 @@ class VllmLane:
         starting, self._boot = self._boot, None
         llm, self._llm = self._llm, None
         cores, self._cores = self._cores, []
-        tree = await asyncio.to_thread(processes.tree, cores)
+        # Children of a core that was killed are nobody's children: they are known from before.
+        tree = [*self._members, *await asyncio.to_thread(processes.tree, cores)]
+        self._members = []
         if llm is not None:
             await asyncio.to_thread(_shut_down, llm)
         elif starting is not None:
@@ -340,9 +346,9 @@ class VllmLane:
             params.verify(
                 config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer
             )
-        except (AttributeError, TypeError):
-            return
-        except ValueError as error:
+        except Exception as error:
+            if not is_refusal(error):
+                return  # this vLLM checks in another way; the request itself will tell
             raise BadRequestError(
                 f"The engine can't decode under this JSON schema: {boot.describe(error)}", param="json_schema"
             ) from error
@@ -402,7 +408,7 @@ class VllmLane:
             if self._state == "ready":
                 await self._fail(message)
             return EngineError(self._error or message)
-        if isinstance(error, ValueError):
+        if is_refusal(error):
             return BadRequestError(f"The engine refuses the request: {boot.describe(error)}")
         return EngineError(f"The request failed in the engine: {self._cause() or boot.describe(error)}")
 
@@ -447,6 +453,11 @@ class VllmLane:
     async def idle(self) -> None:
         """Return when the engine is between two steps, with what was aborted before this call gone."""
         await self._llm.collective_rpc("specduel_ping")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether vLLM blames the request, and not itself."""
+    return isinstance(error, ValueError) or any(base.__name__ == "VLLMClientError" for base in type(error).__mro__)
 
 
 def sampling_params(sampling: Sampling) -> Any:

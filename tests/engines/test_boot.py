@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,12 +158,31 @@ def test_no_file_has_no_marks(tmp_path: Path) -> None:
     ],
 )
 def test_vllms_messages_become_phases(tmp_path: Path, message: str, phase: str | None) -> None:
-    import logging
-
     path = tmp_path / "marks"
     handler = marks.MarkHandler(marks.Writer(str(path)))
     handler.emit(logging.LogRecord("vllm", logging.INFO, __file__, 1, message, (), None))
     assert [mark.text for mark, _ in marks.read(path)] == ([phase] if phase else [])
+
+
+def test_a_warning_that_compiling_is_off_is_no_phase(tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    message = "Enforce eager set, disabling torch.compile"
+    marks.MarkHandler(marks.Writer(str(path))).emit(
+        logging.LogRecord("vllm", logging.WARNING, __file__, 1, message, (), None)
+    )
+    assert list(marks.read(path)) == []
+
+
+def test_an_exception_in_an_engine_is_reported_by_its_cause(tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    try:
+        raise ValueError("no room\nfor weights")
+    except ValueError as error:
+        failure = (ValueError, error, error.__traceback__)
+    marks.MarkHandler(marks.Writer(str(path))).emit(
+        logging.LogRecord("vllm", logging.ERROR, __file__, 1, "WorkerProc failed to start.", (), failure)
+    )
+    assert [(mark.kind, mark.text) for mark, _ in marks.read(path)] == [("error", "ValueError: no room for weights")]
 
 
 # What an engine tells
