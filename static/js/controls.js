@@ -9,7 +9,10 @@ export class Controls {
   constructor(form) {
     this.form = form;
     this.#restore();
-    form.addEventListener("input", () => this.#changed());
+    form.addEventListener("input", (event) => {
+      this.#clearError(event.target);
+      this.#changed();
+    });
     form.addEventListener("change", () => this.#changed());
     form.addEventListener("click", (event) => {
       if (event.target.closest("#schema-toggle")) this.#toggleSchema();
@@ -87,6 +90,10 @@ export class Controls {
     if (open) this.#field("json_schema").focus();
   }
 
+  closeSchema() {
+    this.#toggleSchema(false);
+  }
+
   /** The request as the contract wants it, or null after showing what can't be sent. */
   request() {
     this.clearErrors();
@@ -114,6 +121,15 @@ export class Controls {
     return request;
   }
 
+  /** A field that is being corrected loses its message. */
+  #clearError(field) {
+    field.removeAttribute("aria-invalid");
+    for (const name of [field.name, ""]) {
+      const box = this.form.querySelector(`[data-error-for="${CSS.escape(name)}"]`);
+      if (box) box.hidden = true;
+    }
+  }
+
   clearErrors() {
     for (const box of this.form.querySelectorAll(".field-error")) box.hidden = true;
     for (const field of this.form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
@@ -137,6 +153,7 @@ export class Controls {
   lock(locked) {
     for (const field of this.form.querySelectorAll("input, textarea")) field.disabled = locked;
     this.form.querySelector("#open-library").disabled = locked;
+    if (locked) this.closeSchema();
     this.form.classList.toggle("locked", locked);
   }
 

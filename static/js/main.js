@@ -109,6 +109,7 @@ class Page {
     if (event.key === "Escape") {
       if (document.querySelector("dialog[open]")) return;
       if (this.tooltip.visible) this.tooltip.hide();
+      this.controls.closeSchema();
       if (this.run?.active) this.stop();
       else if (this.playback) this.skipPlayback();
       return;
