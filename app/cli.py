@@ -82,6 +82,13 @@ def build_parser() -> argparse.ArgumentParser:
     build.add_argument("name", help="the model's name")
     build.set_defaults(run=build_model)
 
+    bench = commands.add_parser("bench", help="compare the throughput through the app with the bare engine's")
+    add_pair_options(bench)
+    bench.add_argument("--rounds", type=positive_int, default=5, help="app and bare by turns, so often (%(default)s)")
+    bench.add_argument("--tokens", type=positive_int, default=64, help="output tokens of each (default: %(default)s)")
+    bench.add_argument("--scripted", default=DEFAULTS.scripted, metavar="OPTIONS", help="as for serve")
+    bench.set_defaults(run=bench_command)
+
     doctor = commands.add_parser("doctor", help="check whether the demo would start here, and say what to do if not")
     add_pair_options(doctor)
     doctor.add_argument("--port", type=port_number, default=DEFAULTS.port, help="port to check (default: %(default)s)")
@@ -129,6 +136,14 @@ def serve_command(options: argparse.Namespace) -> int:
     finally:
         listener.close()
     return 0
+
+
+def bench_command(options: argparse.Namespace) -> int:
+    from app import bench
+
+    settings = settings_from(options)
+    fleet, speculation = build_fleet(settings)
+    return bench.run(settings, fleet, speculation, rounds=options.rounds, max_tokens=options.tokens)
 
 
 def doctor_command(options: argparse.Namespace) -> int:
