@@ -26,18 +26,18 @@ test: setup-test ## the whole test suite: unit tests, two real engines, a real b
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: ## ruff and mypy
-	@$(PYTHON) -m app.bootstrap --extra lint --no-models
+	@$(PYTHON) -m app.bootstrap --extra test --extra lint --no-models
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
 format: ## let ruff format the code
-	@$(PYTHON) -m app.bootstrap --extra lint --no-models
+	@$(PYTHON) -m app.bootstrap --extra test --extra lint --no-models
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-screenshots: setup-test ## take the README's screenshots from a real run
-	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
+screenshots: setup-test ## take the README's screenshots from a real run, while `make demo` runs
+	@$(BIN)/python -m app.screenshots $(ARGS)
 
 bench: setup ## compare the app's throughput with a bare engine's
 	@$(BIN)/specduel bench $(ARGS)

@@ -414,13 +414,18 @@ def require_python(
     )
 
 
+def find_chromium(which: Which = shutil.which) -> str | None:
+    """The Chromium that the browser tests drive: ``$SPECDUEL_CHROMIUM``, or the first on the PATH."""
+    return next((path for path in map(which, (os.environ.get("SPECDUEL_CHROMIUM", ""), *CHROMIUMS)) if path), None)
+
+
 def require_chromium(progress: Progress, run: Run = run_command, which: Which = shutil.which) -> None:
     """Check for the browser that the browser tests drive; install it where that is allowed.
 
     Raises:
         SetupError: it is missing and can't be installed from here.
     """
-    if any(which(name) for name in CHROMIUMS):
+    if find_chromium(which):
         return
     how = "Install it (on Debian: apt install chromium), and run this again."
     if which("apt-get") is None or os.geteuid() != 0:

@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from app.bootstrap import CHROMIUMS, MIN_PYTHON, OPTIONAL_MODULES
+from app.bootstrap import MIN_PYTHON, OPTIONAL_MODULES, find_chromium
 from app.engines import boot
 from app.engines.machine import Machine, cpu_build, detect, find_gpus, nvml_handle
 from app.engines.plan import LaneSpec, plan
@@ -250,7 +250,7 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def check_chromium() -> Finding:
-    found = next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+    found = find_chromium()
     if found is None:
         return Finding("note", "chromium", "not found; only the browser tests need it")
     return Finding("ok", "chromium", f"{found} (for the browser tests)")

@@ -298,6 +298,7 @@ def test_chromium_is_installed_by_root_with_apt_only(monkeypatch: pytest.MonkeyP
         commands.append(command)
         return 0
 
+    monkeypatch.delenv("SPECDUEL_CHROMIUM", raising=False)
     progress = bootstrap.Progress()
     bootstrap.require_chromium(progress, run, {"chromium": "/usr/bin/chromium"}.get)
     assert commands == []
@@ -307,6 +308,15 @@ def test_chromium_is_installed_by_root_with_apt_only(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.geteuid", lambda: 0)
     bootstrap.require_chromium(progress, run, {"apt-get": "/usr/bin/apt-get"}.get)
     assert [command[:2] for command in commands] == [["apt-get", "update"], ["apt-get", "install"]]
+
+
+def test_a_chromium_of_ones_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDUEL_CHROMIUM", "/opt/browser")
+    assert (
+        bootstrap.find_chromium({"/opt/browser": "/opt/browser", "chromium": "/usr/bin/chromium"}.get) == "/opt/browser"
+    )
+    monkeypatch.delenv("SPECDUEL_CHROMIUM")
+    assert bootstrap.find_chromium({"google-chrome": "/usr/bin/google-chrome"}.get) == "/usr/bin/google-chrome"
 
 
 def test_run_command_passes_lines_on_and_the_exit_code() -> None:

@@ -253,6 +253,13 @@ def test_make_targets_do_what_they_say() -> None:
     assert re.fullmatch(r"\S+ -m app\.bootstrap --extra test --chromium\n\S+/python -m pytest --flag\n", dry("test"))
 
 
+def test_the_modules_that_make_runs_exist() -> None:
+    modules = set(re.findall(r"-m (app\.[\w.]+)", (ROOT / "Makefile").read_text()))
+    assert {"app.bootstrap", "app.screenshots"} <= modules
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert script.startswith("#!/usr/bin/env bash\n") and "set -euo pipefail" in script
