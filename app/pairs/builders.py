@@ -1,6 +1,6 @@
 """The models that specduel builds itself, by the name that a pair's ``built`` key gives them.
 
-A builder is a module with :class:`Builder`'s functions. It is imported when it is asked for: some need torch.
+A builder is a module, or an object in one, with :class:`Builder`'s functions. It is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from app.errors import PairError
 
 MODULES: Mapping[str, str] = {
     "embedded": "app.pairs.embedded",
+    "embedded-eagle3": "app.pairs.derived:EAGLE3",
+    "embedded-draft": "app.pairs.derived:DRAFT",
+    "stand-in": "app.pairs.derived:STAND_IN",
+    "stand-in-eagle3": "app.pairs.derived:STAND_IN_EAGLE3",
 }
 
 
@@ -22,6 +26,10 @@ class Builder(Protocol):
 
     def path(self, cache_dir: Path) -> Path:
         """Where the model lies, or would lie, in a cache folder."""
+        ...
+
+    def about(self) -> Mapping[str, Any]:
+        """What decides the model's bytes; its manifest says it."""
         ...
 
     def check(self, folder: Path) -> None:
@@ -47,6 +55,8 @@ def builder(name: str) -> Builder:
     if name not in MODULES:
         raise PairError(f"There is no built model {name!r}; specduel can build {', '.join(MODULES)}.")
     try:
-        return cast("Builder", import_module(MODULES[name]))
+        module, _, attribute = MODULES[name].partition(":")
+        found = import_module(module)
+        return cast("Builder", getattr(found, attribute) if attribute else found)
     except ImportError as error:
         raise PairError(f"Building {name} needs the package {error.name}. Run `make setup`.") from error

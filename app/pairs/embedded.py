@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from app.errors import PairError
 from app.pairs import cache
@@ -37,6 +38,11 @@ DISK_BYTES = 1_400_000_000
 def path(cache_dir: Path) -> Path:
     """Where the checkpoint lies (or would lie) in a cache folder."""
     return cache_dir / "models" / NAME
+
+
+def about() -> Mapping[str, Any]:
+    """What decides the checkpoint's bytes; its manifest says it."""
+    return ABOUT
 
 
 def check(folder: Path) -> None:
@@ -72,7 +78,7 @@ def build(cache_dir: Path, *, report: Callable[[str], None], source: Path | None
             report(f"{MODEL}: there and whole ({folder})")
             return folder
         try:
-            _require_space(cache_dir)
+            cache.require_space(cache_dir, DISK_BYTES, "the embedded model")
             gguf = _obtain(cache_dir / "sources" / GGUF, source, report)
             report("dequantizing to fp32")
             with cache.replacing(folder) as partial:
@@ -87,15 +93,6 @@ def build(cache_dir: Path, *, report: Callable[[str], None], source: Path | None
             raise PairError(f"Building the embedded model needs the package {error.name}. Run `make setup`.") from error
         report(f"{MODEL}: built ({folder})")
     return folder
-
-
-def _require_space(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < DISK_BYTES:
-        raise PairError(
-            f"Building the embedded model takes {DISK_BYTES / 1e9:.1f} GB of disk; {folder} has {free / 1e9:.1f} GB. "
-            "Free some space, or set SPECDUEL_CACHE to another folder."
-        )
 
 
 def _obtain(kept: Path, source: Path | None, report: Callable[[str], None]) -> Path:
