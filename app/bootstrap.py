@@ -88,7 +88,7 @@ class Progress:
         watcher.start()
         finished = False
         try:
-            yield lambda text: detail.__setitem__(0, text)
+            yield lambda text: detail.__setitem__(0, text or detail[0])
             finished = True
         finally:
             done.set()
@@ -259,7 +259,7 @@ class Setup:
             self.pip_or_fail(["install", *wanted], detail)
 
     def remove_broken_modules(self) -> None:
-        with self.progress.step("checking what text models don't need"):
+        with self.progress.step("removing modules that can't be imported"):
             program = (
                 "import importlib, importlib.util, sys\n"
                 "for name in sys.argv[1:]:\n"
@@ -309,9 +309,7 @@ class Setup:
 
         def heard(line: str) -> None:
             self.heard(line)
-            doing = re.match(r"\s*(?:Collecting|Downloading|Installing|Building)\b[^(]*", line)
-            if doing:
-                detail(doing.group().split("/")[-1].strip())
+            detail(doing(line))
 
         self.tail = []
         return self.run([str(self.python), "-m", "pip", arguments[0], *options, *arguments[1:]], heard)
@@ -342,6 +340,14 @@ class Setup:
         """The line of a failed command that says why: pip's last ERROR, or the last line."""
         errors = [line for line in self.tail if line.startswith("ERROR:")]
         return (errors or self.tail or ["no output"])[-1].rstrip(".")
+
+
+def doing(line: str) -> str:
+    """What pip is doing, in a few words, from a line of its output; empty for other lines."""
+    if line.startswith("Installing collected packages:"):
+        return f"installing {line.count(',') + 1} packages"
+    match = re.match(r"\s*(Collecting|Downloading|Building)\s+([^\s(]+)", line)
+    return f"{match.group(1).lower()} {match.group(2).split('/')[-1]}" if match else ""
 
 
 def run_command(command: list[str], heard: Heard) -> int:

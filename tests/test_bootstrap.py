@@ -319,6 +319,19 @@ def test_a_chromium_of_ones_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None
     assert bootstrap.find_chromium({"google-chrome": "/usr/bin/google-chrome"}.get) == "/usr/bin/google-chrome"
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Collecting torch==2.13.0+cpu", "collecting torch==2.13.0+cpu"),
+        ("  Downloading https://host/a/b/numpy-2.3.5-cp311.whl (16.9 MB)", "downloading numpy-2.3.5-cp311.whl"),
+        ("Installing collected packages: a, b, c", "installing 3 packages"),
+        ("Requirement already satisfied: six in ./.venv", ""),
+    ],
+)
+def test_pips_lines_become_a_few_words(line: str, expected: str) -> None:
+    assert bootstrap.doing(line) == expected
+
+
 def test_run_command_passes_lines_on_and_the_exit_code() -> None:
     lines: list[str] = []
     program = "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"
