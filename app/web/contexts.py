@@ -46,9 +46,8 @@ TERMS: tuple[Term, ...] = (
     Term(
         "ttft_browser_ms",
         "TTFT, browser",
-        "from Run (in turn: from the news that the lane started) until this page has painted its first token",
-        "Time to first token as this browser saw it, network and painting included. "
-        "None for a viewer who joined later.",
+        "from Run (in turn, the second lane: from its start) until this page has written its first token",
+        "Time to first token as this browser saw it, network and page included. None for a viewer who joined later.",
     ),
     Term(
         "acceptance_rate",

@@ -9,7 +9,7 @@ const rem = () => parseFloat(getComputedStyle(document.documentElement).fontSize
 export class RateChart {
   constructor(box) {
     this.box = box;
-    this.data = [[0, 1], [null, null], [null, null]];
+    this.clear();
     new ResizeObserver(() => this.#build()).observe(box);
   }
 
@@ -18,6 +18,7 @@ export class RateChart {
     const lanes = LANES.map((name) => run.lanes[name].steps);
     const endMs = Math.max(0, ...lanes.map((steps) => steps.at(-1)?.t_ms ?? 0));
     if (endMs === 0) return this.clear();
+    this.box.classList.remove("empty");
     const windowMs = Math.min(2000, Math.max(150, endMs / 10));
     const points = 120;
     const grid = Array.from({ length: points + 1 }, (_, i) => (endMs * i) / points);
@@ -26,6 +27,7 @@ export class RateChart {
   }
 
   clear() {
+    this.box.classList.add("empty"); // an axis without a measurement would show made-up figures
     this.data = [[0, 1], [null, null], [null, null]];
     this.plot?.setData(this.data);
   }
@@ -52,7 +54,7 @@ export class RateChart {
     this.plot = new window.uPlot({
       width,
       height,
-      padding: [0.4 * unit, 0.6 * unit, 0, 0],
+      padding: [0.4 * unit, 1.4 * unit, 0, 0],
       cursor: { show: false },
       legend: { show: false },
       scales: { x: { time: false }, y: { range: (u, min, max) => [0, max > 0 ? max * 1.1 : 1] } },
@@ -124,6 +126,23 @@ function partsOf(memory) {
   return PARTS.map(([key, label, tone]) => ({ key, label, tone, bytes: values[key] }));
 }
 
+/** One line that says why something can't be read, each reason once. */
+function reasonLine(memory) {
+  const reasons = new Set();
+  for (const lane of Object.values(memory.lanes ?? {})) {
+    for (const [field, why] of Object.entries(lane.reasons ?? {})) {
+      reasons.add(`${field.replace(/_bytes$/, "").replaceAll("_", " ")} —: ${why}`);
+    }
+  }
+  if (memory.device?.reason) reasons.add(`device —: ${memory.device.reason}`);
+  if (reasons.size === 0) return [];
+  const line = document.createElement("p");
+  line.className = "memory-reason";
+  line.textContent = [...reasons].join("; ");
+  line.title = line.textContent;
+  return [line];
+}
+
 export class MemoryBars {
   constructor(box, kindLabel) {
     this.box = box;
@@ -167,7 +186,7 @@ export class MemoryBars {
       item.textContent = label;
       key.append(item);
     }
-    this.box.replaceChildren(...rows, key);
+    this.box.replaceChildren(...rows, key, ...reasonLine(memory));
   }
 
   #row(title, tone, total, parts, scale, reasons) {

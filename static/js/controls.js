@@ -68,6 +68,8 @@ export class Controls {
 
   #changed() {
     const part = this.#part;
+    const expects = part.querySelector("[data-prompt-expect]");
+    expects.title = expects.textContent;
     const edited = part.dataset.promptId !== "" && this.#field("prompt").value !== this.original;
     part.querySelector("[data-prompt-edited]").hidden = !edited;
     const saved = Object.fromEntries(FIELDS.map((name) => [name, this.#field(name).value]));
@@ -75,7 +77,7 @@ export class Controls {
     saved.mode = this.mode;
     saved.promptId = part.dataset.promptId;
     saved.title = part.querySelector("[data-prompt-title]").textContent;
-    saved.expect = part.querySelector("[data-prompt-expect]").textContent;
+    saved.expect = expects.textContent;
     saved.original = this.original;
     try {
       sessionStorage.setItem(KEY, JSON.stringify(saved));

@@ -452,7 +452,7 @@ class Page {
   drawLegend() {
     const steps = this.run?.lanes.speculative.steps ?? [];
     const whole = steps.length > 0 && !steps.some((s) => Array.isArray(s.pieces));
-    setText($("[data-legend-draft]"), whole ? "step with accepted drafts, +count" : "accepted draft tokens");
+    setText($("[data-legend-draft]"), whole ? "step with accepted drafts (+count)" : "accepted draft tokens");
     $("[data-legend-draft]").className = whole ? "s" : "d";
     setHidden($("#record"), !this.run || this.run.active);
     if (this.run) $("#record").href = `/api/runs/${encodeURIComponent(this.run.runId)}`;
@@ -469,8 +469,9 @@ class Page {
     if (tax) {
       setText($("[data-tax]"), format.signedBytes(tax.total_bytes));
       const split = [["draft weights", tax.draft_weights_bytes], ["draft KV", tax.draft_kv_bytes], ["rest", tax.rest_bytes]];
-      setText($("[data-tax-split]"), split.filter(([, v]) => v !== null && v !== undefined)
-        .map(([label, v]) => `${label} ${format.bytes(v)}`).join(", "));
+      if (tax.lost_kv_tokens) split.push(["KV tokens lost", tax.lost_kv_tokens]);
+      setText($("[data-tax-split]"), split
+        .map(([label, v]) => `${label} ${label === "KV tokens lost" ? format.count(v) : format.bytes(v)}`).join(", "));
     }
   }
 

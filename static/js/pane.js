@@ -2,7 +2,8 @@
 //
 // Marks: with `pieces` (one text per token) each accepted draft token is underlined and the target's own
 // token is plain. Without them the split of a step's text among its tokens isn't known, so the whole step
-// is underlined and carries the count of accepted drafts in it. Rejected drafts are a count at the step.
+// is underlined and followed by the count of accepted drafts in it. Rejected drafts are a count at the step.
+// Counts take no room, so that both panes break their lines alike.
 
 import { ThinkSplitter } from "./think.js";
 
@@ -13,16 +14,19 @@ const FOLLOW_SLACK_PX = 48;
 /** A step as marked fragments, in reading order. */
 export function fragmentsOf(step) {
   const out = [];
+  const counts = [];
   const pieces = step.pieces;
   if (step.accepted > 0 && Array.isArray(pieces) && pieces.length === step.ids.length) {
     pieces.forEach((text, i) => {
       if (text !== "") out.push({ text, mark: i < step.accepted ? "d" : null });
     });
   } else if (step.text !== "") {
-    out.push({ text: step.text, mark: step.accepted > 0 ? "s" : null, n: step.accepted });
+    out.push({ text: step.text, mark: step.accepted > 0 ? "s" : null });
+    if (step.accepted > 0) counts.push(`+${step.accepted}`);
   }
   const rejected = step.drafted - step.accepted;
-  if (rejected > 0) out.push({ text: "", mark: "r", n: rejected });
+  if (rejected > 0) counts.push(`−${rejected}`);
+  if (counts.length > 0) out.push({ text: "", mark: "r", n: counts.join(" ") });
   return out;
 }
 
@@ -109,7 +113,7 @@ export class TokenPane {
     }
     const span = document.createElement("span");
     span.className = segment.mark;
-    if (segment.mark !== "d") span.dataset.n = String(segment.n);
+    if (segment.n !== undefined) span.dataset.n = segment.n;
     if (segment.text !== "") span.append(segment.text);
     this.#add(parent, span);
   }

@@ -15,7 +15,6 @@ function laneModel() {
     finishReason: null,
     error: null,
     note: null,
-    startedAt: null, // performance.now() when the news of the start came
     browserTtftMs: null,
   };
 }
@@ -68,7 +67,6 @@ export class RunModel {
       case "lane_started":
         lane.status = "running";
         lane.startedMs = data.t_ms;
-        lane.startedAt = performance.now();
         break;
       case "steps":
         lane.steps.push(...data.steps);
@@ -165,8 +163,7 @@ export class RunModel {
     const lane = this.lanes[name];
     if (lane.browserTtftMs !== null || this.postedAt === null) return;
     const first = this.order[0] === name || this.mode === "together";
-    const from = first ? this.postedAt : lane.startedAt;
-    if (from !== null) lane.browserTtftMs = now - from;
+    lane.browserTtftMs = now - (first ? this.postedAt : this.clockOffset + lane.startedMs);
   }
 }
 

@@ -362,7 +362,7 @@ def test_a_think_block_stands_apart_in_the_pane(blank: Page) -> None:
 def test_a_step_without_pieces_is_marked_as_a_whole(blank: Page) -> None:
     step = {"ids": [1, 2, 3], "text": "one two three", "accepted": 2, "drafted": 4}
     fragments = module(blank, "pane.js", "return m.fragmentsOf(a)", step)
-    assert fragments == [{"text": "one two three", "mark": "s", "n": 2}, {"text": "", "mark": "r", "n": 2}]
+    assert fragments == [{"text": "one two three", "mark": "s"}, {"text": "", "mark": "r", "n": "+2 −2"}]
     fragments = module(blank, "pane.js", "return m.fragmentsOf(a)", {**step, "pieces": ["one", " two", " three"]})
     assert [(f["text"], f["mark"]) for f in fragments] == [("one", "d"), (" two", "d"), (" three", None), ("", "r")]
 

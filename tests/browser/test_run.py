@@ -125,8 +125,8 @@ def test_accepted_drafts_are_marked_token_by_token(fast: Site, open_page: Open) 
     assert len(accepted) > 10
     pane = page.locator(".lane-speculative .text")
     assert pane.locator(".d").all_text_contents() == accepted
-    rejected = [step["drafted"] - step["accepted"] for step in steps if step["drafted"] > step["accepted"]]
-    assert [int(mark.get_attribute("data-n") or "") for mark in pane.locator(".r").all()] == rejected
+    rejected = [f"−{step['drafted'] - step['accepted']}" for step in steps if step["drafted"] > step["accepted"]]
+    assert [mark.get_attribute("data-n") for mark in pane.locator(".r").all()] == rejected
     assert page.locator(".lane-baseline .d, .lane-baseline .r").count() == 0
     look = "e => { const s = getComputedStyle(e); return [s.color, s.backgroundImage] }"
     colour, underline = pane.locator(".d").first.evaluate(look)
@@ -339,7 +339,7 @@ def test_a_thousand_tokens_a_second(servers: Callable[[str], Site], open_page: O
     for lane in LANES:
         assert text(page, lane) == record["lanes"][lane]["text"]
         writes = after[lane] - before[lane]
-        assert 10 < writes <= after["frames"] - before["frames"]
+        assert 3 <= writes <= after["frames"] - before["frames"]
         assert mine_after["writes"][lane] - mine["writes"][lane] <= mine_after["frames"] - mine["frames"]
 
 
