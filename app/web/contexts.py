@@ -325,7 +325,7 @@ def prompt_groups(prompts: Iterable[Json]) -> tuple[PromptGroup, ...]:
             PromptCard(
                 id=form.prompt_id,
                 title=form.title,
-                category=str(prompt.get("category") or ""),
+                category=str(prompt.get("category") or "").replace("_", " "),
                 expect=form.expect,
                 words=int(prompt.get("words") or 0),
                 settings=f"T {form.temperature}, {form.max_tokens} tokens",

@@ -22,7 +22,14 @@ const $ = (selector) => document.querySelector(selector);
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Counters for tests and for the curious: `window.specduel.stats`. Times are `Date.now()` milliseconds. */
-const stats = { frames: 0, writes: { baseline: 0, speculative: 0 }, posts: 0, streams: 0, attachedAt: null, endedAt: null };
+const stats = { frames: 0, writes: { baseline: 0, speculative: 0 }, posts: 0, streams: 0, endedAt: null };
+
+/** Whether a click on a dialog hit what is around it. */
+function onBackdrop(event) {
+  const box = event.target.getBoundingClientRect();
+  const inside = event.clientX >= box.left && event.clientX <= box.right && event.clientY >= box.top && event.clientY <= box.bottom;
+  return !inside;
+}
 
 class Page {
   constructor() {
@@ -89,7 +96,7 @@ class Page {
       if (event.target.closest("#open-library")) $("#library").showModal();
       if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
       if (event.target.closest("[data-pick]")) $("#library").close();
-      if (event.target.nodeName === "DIALOG") event.target.close(); // a click on the backdrop
+      if (event.target.nodeName === "DIALOG" && onBackdrop(event)) event.target.close();
     });
     document.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("visibilitychange", () => {
@@ -199,7 +206,6 @@ class Page {
     const run = new RunModel(runId, postedAt);
     this.run = run;
     stats.streams += 1;
-    stats.attachedAt = Date.now();
     stats.endedAt = null;
     for (const name of LANES) this.panes[name].clear();
     this.rateChart.clear();
@@ -210,7 +216,12 @@ class Page {
         this.lost = lost;
         this.refresh();
       },
-      onGone: () => this.loadRecord(run),
+      onGone: () => {
+        if (run !== this.run) return;
+        this.stream = null;
+        this.lost = false;
+        this.loadRecord(run);
+      },
     });
     this.refresh();
   }
@@ -235,6 +246,7 @@ class Page {
   ended(run) {
     this.stream = null;
     this.lost = false;
+    this.controls.clearErrors();
     for (const name of LANES) this.panes[name].end();
     this.draw(performance.now());
     stats.endedAt = Date.now();
@@ -556,6 +568,7 @@ class Page {
     setText($("[data-device]"), state.device.name);
     this.chartDirty = true;
     if (this.posting) return;
+    if (this.run?.active && !this.stream) this.loadRecord(this.run); // its stream was refused: what became of it?
     const active = state.active_run;
     if (active && active.run_id !== this.run?.runId) this.attach(active.run_id, active.events_url);
     else if (!active && state.last_run && !this.run?.active && state.last_run.run_id !== this.run?.runId) {

@@ -33,7 +33,6 @@ export function fragmentsOf(step) {
 export class TokenPane {
   /** `onWrite` is told of every batch of DOM writes. */
   constructor(article, onWrite) {
-    this.article = article;
     this.out = article.querySelector(".out");
     this.followButton = article.querySelector(".follow");
     this.onWrite = onWrite;

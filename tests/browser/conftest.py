@@ -93,11 +93,12 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20) -> 
 
 
 @contextmanager
-def serving(scripted: str, wait_for: str = "/readyz") -> Iterator[Site]:
-    """A server with scripted lanes, up when ``wait_for`` answers 200."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def serving(scripted: str, wait_for: str = "/readyz", port: int | None = None) -> Iterator[Site]:
+    """A server with scripted lanes, up when ``wait_for`` answers 200; on a free port unless one is given."""
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
     command = [sys.executable, "-m", "app", "serve", "--pair", "scripted", "--port", str(port), "--scripted", scripted]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
     site = Site(f"http://127.0.0.1:{port}", process)
@@ -129,7 +130,7 @@ def servers() -> Iterator[Callable[[str], Site]]:
 def start() -> Iterator[Callable[..., Site]]:
     """Servers of one test's own, for those that break them."""
     with ExitStack() as stack:
-        yield lambda scripted, wait_for="/readyz": stack.enter_context(serving(scripted, wait_for))
+        yield lambda *given, **named: stack.enter_context(serving(*given, **named))
 
 
 @pytest.fixture

@@ -81,15 +81,22 @@ def test_an_engine_that_dies_in_a_run_is_noticed_and_comes_back(start: Start, op
     expect(page.locator("#run")).to_be_enabled()
 
 
-def test_a_lost_server_is_shown(start: Start, open_page: Open) -> None:
+def test_a_lost_server_is_shown_and_its_return_noticed(start: Start, open_page: Open) -> None:
     site = start("ttft_ms=60,step_ms=50")
     page = open_page(site)
     open_page.watch.expected.append("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_CONNECTION_RESET|ERR_EMPTY")
+    open_page.watch.expected.append("status of 404")  # a server that started anew doesn't know the run
     page.locator("#run:enabled").click()
     expect(page.locator(".lane-baseline .text")).to_contain_text("Write")
     site.process.kill()
     expect(page.locator("#badge-lost")).to_be_visible()
-    expect(page.locator(".lane-baseline .text")).to_contain_text("Write")
+    written = page.locator(".lane-baseline .text").text_content()
+    start("ttft_ms=60,step_ms=50", port=int(site.url.rpartition(":")[2]))
+    expect(page.locator("#verdict-note")).to_have_text("The server no longer knows this run.", timeout=20_000)
+    expect(page.locator("#badge-lost")).to_be_hidden()
+    expect(page.locator("#run")).to_be_enabled()
+    assert page.locator(".lane-baseline .text").text_content() == written
+    assert page.evaluate("window.specduel.stats.posts") == 1
 
 
 def test_a_buffering_proxy_is_pointed_out(fast: Site, open_page: Open) -> None:
