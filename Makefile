@@ -27,14 +27,14 @@ test: setup-test ## the whole test suite: unit tests, two real engines, a real b
 
 lint: ## ruff and mypy
 	@$(PYTHON) -m app.bootstrap --extra test --extra lint --no-models
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
 
 format: ## let ruff format the code
 	@$(PYTHON) -m app.bootstrap --extra test --extra lint --no-models
-	@$(BIN)/ruff check --fix .
-	@$(BIN)/ruff format .
+	@$(BIN)/python -m ruff check --fix .
+	@$(BIN)/python -m ruff format .
 
 screenshots: setup-test ## take the README's screenshots from a real run, while `make demo` runs
 	@$(BIN)/python -m app.screenshots $(ARGS)

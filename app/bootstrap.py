@@ -155,23 +155,21 @@ class Setup:
                 self.install_base()
                 self.remove_broken_modules()
                 self.check_imports()
-                stamp = {"base": self.fingerprint(), "extras": [], "models": stamp.get("models", {})}
+                stamp = {"base": self.fingerprint(), "extras": []}
                 self.write_stamp(stamp)
             if extras:
                 self.install_extras(extras)
                 stamp["extras"] = sorted({*stamp.get("extras", []), *extras})
                 self.write_stamp(stamp)
             for name in models:
-                stamp["models"] = {**stamp.get("models", {}), name: self.build_model(name)}
-                self.write_stamp(stamp)
+                self.build_model(name)
         self.progress.say(f"Ready after {time.monotonic() - self.progress.started:.0f} s.")
 
     def missing(self, stamp: dict[str, Any]) -> tuple[bool, list[str], list[str]]:
         """What there is to do: vLLM and specduel itself, groups of tools, models."""
         base = stamp.get("base") != self.fingerprint()
         extras = [extra for extra in self.extras if base or extra not in stamp.get("extras", [])]
-        built = stamp.get("models", {})
-        models = [name for name in self.wanted_models() if not self.is_built(built.get(name))]
+        models = [name for name in self.wanted_models() if not self.is_built(name)]
         return base, extras, models
 
     def fingerprint(self) -> str:
@@ -288,18 +286,22 @@ class Setup:
         pairs = [pair for pair in map(catalogue.load, catalogue.names()) if "cpu" in pair.devices]
         return list(dict.fromkeys(name for pair in pairs for name in built_models(pair)))
 
-    def is_built(self, folder: str | None) -> bool:
-        """True where an earlier run built the model, in the cache folder that is in use now."""
-        from app.pairs.cache import MANIFEST, cache_dir
+    def is_built(self, name: str) -> bool:
+        """True where a model is there, of this version; damage inside its files is left to the start to find."""
+        from app.errors import PairError
+        from app.pairs import builders, cache
 
-        return folder is not None and cache_dir() in Path(folder).parents and (Path(folder) / MANIFEST).is_file()
+        builder = builders.builder(name)
+        try:
+            cache.check_manifest(builder.path(cache.cache_dir()), builder.about(), remedy="", hashes=False)
+        except PairError:
+            return False
+        return True
 
-    def build_model(self, name: str) -> str:
-        """Build one model; returns its folder."""
+    def build_model(self, name: str) -> None:
         with self.progress.step(f"model {name}") as detail:
             command = [str(self.python), "-m", "app", "pairs", "build", name]
             self.command(command, f"The model {name} can't be built", detail)
-        return self.tail[-1]
 
     def pip(self, arguments: list[str], detail: Heard) -> int:
         options = ["--disable-pip-version-check", "--no-input"]

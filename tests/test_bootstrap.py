@@ -15,6 +15,7 @@ import pytest
 
 from app import bootstrap
 from app.bootstrap import Setup, SetupError
+from app.pairs import builders, cache
 
 ROOT = Path(bootstrap.__file__).resolve().parent.parent
 
@@ -42,9 +43,8 @@ class FakePip:
         elif command[1:5] == ["-m", "app", "pairs", "build"]:
             folder = self.models / "models" / command[5]
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "manifest.json").write_text("{}")
+            cache.write_manifest(folder, builders.builder(command[5]).about())
             heard("built")
-            heard(str(folder))
         return 0
 
     def pip(self) -> list[str]:
@@ -221,6 +221,14 @@ def test_a_vanished_model_is_built_again(root: Path, pip: FakePip) -> None:
     assert pip.commands and all("pairs" in command for command in pip.commands)
 
 
+def test_a_model_of_another_version_is_built_again(root: Path, pip: FakePip) -> None:
+    set_up(root, pip)
+    cache.write_manifest(pip.models / "models" / "embedded", {**builders.builder("embedded").about(), "builder": -1})
+    pip.commands.clear()
+    set_up(root, pip)
+    assert pip.commands and all("pairs" in command for command in pip.commands)
+
+
 def test_too_little_disk_is_said_before_anything_is_made(
     root: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,11 +292,12 @@ def test_the_models_are_found_without_a_package(tmp_path: Path) -> None:
         import sys; sys.path.insert(0, {str(ROOT)!r})
         from pathlib import Path
         from app.bootstrap import Setup
-        print(Setup(Path({str(ROOT)!r}), "cpu").wanted_models())
+        setup = Setup(Path({str(ROOT)!r}), "cpu")
+        print([(name, setup.is_built(name)) for name in setup.wanted_models()])
     """
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "embedded" in done.stdout
+    assert "'embedded'" in done.stdout
 
 
 def test_chromium_is_installed_by_root_with_apt_only(monkeypatch: pytest.MonkeyPatch) -> None:
