@@ -7,6 +7,7 @@ process is there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import difflib
@@ -193,6 +194,8 @@ def gentle() -> Iterator[None]:
     finally:
         sys.setswitchinterval(interval)
         gc.freeze()
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)  # or libraries complain at the end that their objects were never freed
         if enabled:
             gc.enable()
 

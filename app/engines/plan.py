@@ -234,7 +234,8 @@ def environment(
 ) -> dict[str, str | None]:
     """Environment variables of an engine's processes; None for one that must not be set."""
     env: dict[str, str | None] = {
-        "VLLM_LOGGING_LEVEL": "INFO" if engine_logs else "ERROR",
+        # What goes wrong is told as the lane's error. The engine's log file has it all.
+        "VLLM_LOGGING_LEVEL": "INFO" if engine_logs else "CRITICAL",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads can hang

@@ -6,6 +6,7 @@ specduel server it only mends the CPU backend, so ``vllm serve`` in the same env
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -33,3 +34,5 @@ def register() -> None:
         writer.phase("Starting the worker")
     else:
         writer.phase("Preparing the model")
+        # At its end, a worker's interpreter takes seconds to take itself apart, and the engine waits for that.
+        atexit.register(os._exit, 0)

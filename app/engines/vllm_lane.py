@@ -33,7 +33,7 @@ from app.errors import BadRequestError, EngineError
 
 POLL_S = 0.05
 WATCH_S = 0.2
-GRACE_S = 8.0
+GRACE_S = 5.0
 MARKS_FILE = "marks"
 # A repeating prompt, so that n-gram speculation has something to propose.
 WARM_UP_TEXT = "Repeat: red green blue, red green blue, red green blue, red green"
@@ -81,6 +81,7 @@ class VllmLane:
         self._first_error: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self._requests: set[str] = set()
 
     # What can be seen
 
@@ -284,6 +285,10 @@ class VllmLane:
         tree = [*self._members, *await asyncio.to_thread(processes.tree, cores)]
         self._members = []
         if llm is not None:
+            with contextlib.suppress(Exception):  # a dead engine has told its requests already
+                await llm.abort(list(self._requests))
+            if (handler := getattr(llm, "output_handler", None)) is not None:
+                handler.cancel()  # it would take the end of the engine for a failure
             await asyncio.to_thread(_shut_down, llm)
         elif starting is not None:
             await asyncio.to_thread(starting.abort)
@@ -370,6 +375,7 @@ class VllmLane:
         reason: str | None = None
         counts: Any = None
         recorder.open()
+        self._requests.add(request.request_id)
         started = time.monotonic()
         outputs = llm.generate(tokens_prompt(request.prompt_ids), params, request.request_id)
         try:
@@ -395,6 +401,7 @@ class VllmLane:
         except Exception as error:
             raise await self._request_error(error) from error
         finally:
+            self._requests.discard(request.request_id)
             recorder.close()
             await outputs.aclose()
         if reason not in ("stop", "length"):
