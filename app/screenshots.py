@@ -84,7 +84,9 @@ def take(url: str, out: Path, *, prompt_id: str | None = None, max_tokens: int |
     except ImportError as error:
         raise StartError("Playwright is missing. Install it: pip install 'specduel[test]'.") from error
     path = chromium()
-    state(url)
+    known = [prompt["id"] for prompt in fetch(f"{url}/api/prompts")["prompts"]]
+    if prompt_id and prompt_id not in known:
+        raise StartError(f"The server's library has no prompt {prompt_id!r}. It has: {', '.join(known)}.")
     out.mkdir(parents=True, exist_ok=True)
     try:
         with sync_playwright() as playwright:
@@ -100,6 +102,7 @@ def take(url: str, out: Path, *, prompt_id: str | None = None, max_tokens: int |
 def photograph(browser: Browser, url: str, out: Path, prompt_id: str | None, max_tokens: int | None) -> dict[str, Any]:
     """One run together and the same prompt in turn, photographed from two desktop moments and one phone."""
     desktop = browser.new_page(viewport=DESKTOP, reduced_motion="reduce")  # type: ignore[arg-type]
+    desktop.set_default_timeout(1000 * RUN_S)  # engines on a busy machine take their time
     desktop.goto(url, wait_until="load")
     desktop.locator("#run:enabled").wait_for(timeout=1000 * READY_S)
     if prompt_id:
@@ -125,7 +128,8 @@ def photograph(browser: Browser, url: str, out: Path, prompt_id: str | None, max
 
     phone = browser.new_page(viewport=PHONE, device_scale_factor=2, has_touch=True)  # type: ignore[arg-type]
     phone.goto(url, wait_until="load")
-    phone.locator(".lane-speculative .text span").first.wait_for()
+    phone.set_default_timeout(1000 * RUN_S)
+    phone.locator(".lane-speculative [data-figure=output_tokens]:not(:text-is('—'))").wait_for()
     pictures.append(shot(phone, out / "phone.png"))
     return {
         "pictures": [str(picture) for picture in pictures],
@@ -154,10 +158,6 @@ def shot(page: Page, path: Path) -> Path:
     page.wait_for_timeout(500)  # charts are drawn a few times a second
     page.screenshot(path=path)
     return path
-
-
-def state(url: str) -> Any:
-    return fetch(f"{url}/api/state")
 
 
 def fetch(url: str) -> Any:

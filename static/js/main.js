@@ -119,6 +119,7 @@ class Page {
       this.controls.closeSchema();
       if (this.run?.active) this.stop();
       else if (this.playback) this.skipPlayback();
+      else document.activeElement?.blur(); // out of the prompt, back to the keys
       return;
     }
     const typing = event.target.matches?.('textarea, input:not([type="radio"]):not([type="checkbox"])');
