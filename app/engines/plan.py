@@ -16,7 +16,7 @@ from app.pairs.pair import ResolvedPair
 # A demo's prompts and answers fit; a model's full context (131,072 tokens) would cost gigabytes of KV cache.
 CONTEXT_TOKENS: Mapping[str, int] = {"cpu": 8192, "cuda": 16384}
 # A prefill can be cancelled between two chunks only: on a CPU core a chunk must take well under a second.
-CPU_PREFILL_CHUNK = 256
+CPU_PREFILL_CHUNK = 128
 # One request at a time, and one more while a cancelled one leaves.
 MAX_SEQUENCES = 2
 # vLLM keeps one block unused, and looks ahead by the drafted tokens.
