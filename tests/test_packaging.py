@@ -146,11 +146,13 @@ def test_importing_the_app_needs_no_heavy_package() -> None:
         sys.meta_path.insert(0, Block())
         import importlib, pkgutil
         import app
-        for package in ("measure", "pairs", "race", "web"):
-            folder = importlib.import_module(f"app.{package}")
-            for module in pkgutil.iter_modules(folder.__path__):
-                importlib.import_module(f"app.{package}.{module.name}")
-        import app.cli, app.doctor, app.engines.lane, app.drafters
+
+        for module in pkgutil.iter_modules(app.__path__):
+            found = importlib.import_module(f"app.{module.name}") if module.name != "__main__" else None
+            if module.name in ("measure", "pairs", "race", "web"):
+                for part in pkgutil.iter_modules(found.__path__):
+                    importlib.import_module(f"app.{module.name}.{part.name}")
+        import app.engines.lane
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -258,6 +260,23 @@ def test_the_modules_that_make_runs_exist() -> None:
     assert {"app.bootstrap", "app.screenshots"} <= modules
     for module in modules:
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+def test_the_browser_comes_last() -> None:
+    """The marks decide the order, not the folders' names."""
+    from tests.conftest import pytest_collection_modifyitems
+
+    class Item:
+        def __init__(self, *marks: str) -> None:
+            self.marks = marks
+
+        def get_closest_marker(self, name: str) -> str | None:
+            return name if name in self.marks else None
+
+    browser, engines, plain, other = Item("browser"), Item("engines"), Item(), Item("asyncio")
+    items = [browser, plain, engines, other]
+    pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    assert items == [plain, other, engines, browser]
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,6 +86,19 @@ def test_engine_arguments_are_checked_against_vllm(pair: Pair) -> None:
         resolve.check_engine_arguments(replace(pair, engine={"max_model_length": 8}))
     with pytest.raises(PairError, match=r"speculative_config\.promt_lookup_max.*Did you mean 'prompt_lookup_max'\?"):
         resolve.check_engine_arguments(replace(pair, speculative_config={"promt_lookup_max": 3}))
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's source")
+@pytest.mark.parametrize(
+    ("class_name", "file"), [("EngineArgs", "engine/arg_utils.py"), ("SpeculativeConfig", "config/speculative.py")]
+)
+def test_the_names_are_those_a_parser_finds(class_name: str, file: str) -> None:
+    spec = find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / file).read_text())
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    fields = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    assert resolve._fields(class_name, file) == {field.id for field in fields if isinstance(field, ast.Name)}
 
 
 @pytest.mark.parametrize(
