@@ -1,0 +1,3 @@
+from app.drafters.cli import main
+
+raise SystemExit(main())
