@@ -16,12 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from app.bootstrap import MIN_PYTHON, OPTIONAL_MODULES, find_chromium
 from app.engines import boot
 from app.engines.machine import Machine, cpu_build, detect, find_gpus, nvml_handle
 from app.engines.plan import LaneSpec, plan
+from app.engines.preflight import available_bytes, needed_bytes
 from app.errors import PairError, SpecduelError
 from app.pairs import cache, catalogue, hub, resolve
 from app.pairs.pair import Pair, ResolvedPair
@@ -29,9 +28,6 @@ from app.settings import Settings
 
 Status = Literal["ok", "note", "fail"]
 
-# What an engine's processes take on the CPU beside weights and KV cache: Python, torch, vLLM, activations.
-CPU_ENGINE_BYTES = 1_800_000_000
-GPU_ENGINE_BYTES = 2_000_000_000
 GIB = 1 << 30
 
 
@@ -188,17 +184,15 @@ def check_models(resolved: ResolvedPair) -> Iterator[Finding]:
 
 def check_memory(lanes: tuple[LaneSpec, LaneSpec], machine: Machine) -> Finding:
     """Compare what the engines will take with what is free: weights, KV cache, and the processes themselves."""
-    per_engine = CPU_ENGINE_BYTES if machine.kind == "cpu" else GPU_ENGINE_BYTES
-    free: dict[str | None, int | None] = {None: psutil.virtual_memory().available}
+    free: dict[str | None, int | None] = {None: available_bytes()}
     if machine.kind == "cuda":
         free = {gpu.visible: gpu_free_bytes(gpu.visible) for gpu in machine.gpus}
     need: dict[str | None, int] = {}
     for lane in lanes:
         where = lane.gpu if machine.kind == "cuda" else None
-        if lane.target_weights_bytes is None or where not in free:
+        total = needed_bytes(lane)
+        if total is None or where not in free:
             return Finding("note", "memory", "can't be planned before the models are here")
-        kv = int(lane.engine_args.get("kv_cache_memory_bytes") or 0)
-        total = lane.target_weights_bytes + (lane.draft_weights_bytes or 0) + kv + per_engine
         need[where] = need.get(where, 0) + total
     lines, short = [], False
     for where, wanted in need.items():

@@ -90,15 +90,15 @@ def test_scripted_lanes_need_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("free", "status"), [(12, "ok"), (8, "fail")])
 def test_memory_counts_both_lanes(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
-    # 2 + 1 GiB and 2 + 1 + 1 GiB, and two engines' processes: 7 GiB + 3.6 GB
+    # 2 + 1 GiB and 2 + 1 + 1 GiB, and two engines' processes: 7 GiB + 3.0 GB
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": free << 30}))
     found = doctor.check_memory(LANES, CPU)
     assert found.status == status
-    assert f"about 10.4 GiB needed, {free}.0 GiB free" in found.detail
+    assert f"about 9.8 GiB needed, {free}.0 GiB free" in found.detail
 
 
 def test_memory_is_counted_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = (replace(LANES[0], gpu="0"), replace(LANES[1], gpu="1"))
+    both = (replace(LANES[0], kind="cuda", gpu="0"), replace(LANES[1], kind="cuda", gpu="1"))
     two = replace(GPU, gpus=(Gpu("0", "A", None), Gpu("1", "B", None)))
     monkeypatch.setattr(doctor, "gpu_free_bytes", {"0": 6 << 30, "1": 5 << 30}.get)
     found = doctor.check_memory(both, two)

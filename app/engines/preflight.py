@@ -1,11 +1,11 @@
 """Is there memory for two engines? Told before anything loads, with the numbers and what would make it fit.
 
-For engines on the CPU. On a GPU the memory plan needs the device's own figures.
+A start is refused for engines on the CPU; ``specduel doctor`` compares a GPU's figures too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -13,8 +13,8 @@ import psutil
 from app.engines.plan import LaneSpec
 from app.errors import StartError
 
-ENGINE_BYTES = 1_400_000_000
-"""What an engine's processes hold beside weights and KV cache (libraries, activations): measured with vLLM 0.32."""
+ENGINE_BYTES: Mapping[str, int] = {"cpu": 1_500_000_000, "cuda": 2_000_000_000}
+"""What an engine holds beside weights and KV cache (libraries, activations, graphs): measured with vLLM 0.32."""
 
 GIB = 1 << 30
 CGROUP_FILES = (
@@ -27,11 +27,11 @@ CGROUP_FILES = (
 
 
 def needed_bytes(spec: LaneSpec) -> int | None:
-    """RAM that one engine will hold; None when its weights' size isn't known before they are fetched."""
+    """What one engine will hold of its device; None while its weights' size isn't known (not fetched yet)."""
     if spec.target_weights_bytes is None:
         return None
     kv_cache = int(spec.engine_args.get("kv_cache_memory_bytes") or 0)
-    return spec.target_weights_bytes + (spec.draft_weights_bytes or 0) + kv_cache + ENGINE_BYTES
+    return spec.target_weights_bytes + (spec.draft_weights_bytes or 0) + kv_cache + ENGINE_BYTES[spec.kind]
 
 
 def available_bytes(cgroup_files: Sequence[tuple[Path, Path]] = CGROUP_FILES) -> int:

@@ -26,15 +26,15 @@ def a_spec(**changes: Any) -> LaneSpec:
 
 
 def test_weights_draft_cache_and_the_engine_itself_are_counted() -> None:
-    assert needed_bytes(a_spec()) == 1200 + ENGINE_BYTES
-    assert needed_bytes(a_spec(draft_weights_bytes=50)) == 1250 + ENGINE_BYTES
+    assert needed_bytes(a_spec()) == 1200 + ENGINE_BYTES["cpu"]
+    assert needed_bytes(a_spec(draft_weights_bytes=50)) == 1250 + ENGINE_BYTES["cpu"]
     assert needed_bytes(a_spec(target_weights_bytes=None)) is None
 
 
 def test_too_little_memory_is_refused_with_the_numbers() -> None:
     specs = [a_spec(), a_spec(name="speculative")]
-    check_memory(specs, 2 * (ENGINE_BYTES + 1200))
-    with pytest.raises(StartError, match=r"2\.6 GiB of RAM \(1\.3 \+ 1\.3\), and 0\.9 GiB are free.*8192"):
+    check_memory(specs, 2 * (ENGINE_BYTES["cpu"] + 1200))
+    with pytest.raises(StartError, match=r"2\.8 GiB of RAM \(1\.4 \+ 1\.4\), and 0\.9 GiB are free.*8192"):
         check_memory(specs, 1_000_000_000)
 
 
