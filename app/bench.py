@@ -214,7 +214,7 @@ async def serve_and_measure(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             tell("starting both engines")
-            while {lane.state for lane in fleet.lanes.values()} != {"ready"}:
+            while not server.started or {lane.state for lane in fleet.lanes.values()} != {"ready"}:
                 for name, lane in fleet.lanes.items():
                     if lane.state == "failed":
                         raise EngineError(f"The {name} lane failed: {lane.error}")

