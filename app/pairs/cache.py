@@ -67,7 +67,9 @@ def replacing(folder: Path) -> Iterator[Path]:
     partial = Path(mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:
         yield partial
-        partial.chmod(0o755)  # mkdtemp makes it private
+        partial.chmod(0o755)  # mkdtemp makes it private, and safetensors its files
+        for path in partial.iterdir():
+            path.chmod(0o644)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:

@@ -138,7 +138,6 @@ def _write_weights(reader: Any, config: dict[str, Any], path: Path) -> None:
             array = _rotary_halves(array, config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"])
         weights[_tensor_name(tensor.name)] = np.ascontiguousarray(array)
     save_file(dict(sorted(weights.items())), str(path), metadata={"format": "pt"})
-    path.chmod(0o644)  # safetensors makes it private
 
 
 def _rotary_halves(array: Any, heads: int) -> Any:

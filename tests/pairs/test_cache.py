@@ -28,10 +28,11 @@ def test_replacing_swaps_at_the_end_only(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "old").touch()
     with cache.replacing(folder) as partial:
-        (partial / "new").touch()
+        (partial / "new").touch(0o600)
         assert (folder / "old").exists()
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert folder.stat().st_mode & 0o777 == 0o755
+    assert (folder / "new").stat().st_mode & 0o777 == 0o644
 
 
 def test_replacing_keeps_the_old_one_on_failure(tmp_path: Path) -> None:
