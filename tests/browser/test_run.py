@@ -346,19 +346,20 @@ def test_a_thousand_tokens_a_second(servers: Callable[[str], Site], open_page: O
 def test_the_page_ends_with_the_server(servers: Callable[[str], Site], open_page: Open) -> None:
     """Within 100 ms of the moment at which a plain SSE client on this machine has the end.
 
-    The best of three runs: a lag of the page's own shows in all of them, a busy machine's in some.
+    The best of up to six runs: a lag of the page's own shows in all of them, a busy machine's in some.
     """
     site = servers("ttft_ms=30,step_ms=1,speculative.step_ms=3,speculative.pattern=3-2")
-    page = open_page(site)
-    lags = []
-    for _ in range(3):
-        run(page, max_tokens=600)
-        run_id = (site.get("/api/state")["active_run"] or site.get("/api/state")["last_run"])["run_id"]
+    page = open_page(site, 1366, 768)
+    lags: list[float] = []
+    while len(lags) < 6 and min(lags, default=100) >= 100:
+        with page.expect_response("**/api/runs") as started:
+            run(page, max_tokens=400)
+        url = site.url + started.value.json()["events_url"]
         ends: list[float] = []
-        listener = threading.Thread(target=lambda i=run_id, e=ends: e.append(end_of(f"{site.url}/api/runs/{i}/events")))
+        listener = threading.Thread(target=lambda u=url, e=ends: e.append(end_of(u)))
         listener.start()
         wait_end(page)
-        listener.join(timeout=10)
+        listener.join(timeout=20)
         lags.append(stats(page)["endedAt"] - 1000 * ends[0])
     assert min(lags) < 100, lags
 
