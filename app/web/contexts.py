@@ -178,6 +178,16 @@ class SettingRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodOption:
+    """A method that the speculative lane can be switched to."""
+
+    key: str
+    label: str
+    note: str
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
 class IndexContext:
     """``index.html``: the page, the partials it includes among it."""
 
@@ -189,6 +199,8 @@ class IndexContext:
     form: PromptForm
     limits: Limits
     terms: Mapping[str, Term]
+    method_names: Mapping[str, str]
+    switchable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +235,21 @@ class SettingsContext:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodContext:
+    """``_method.html``: the dialog that switches the speculative lane's method."""
+
+    options: tuple[MethodOption, ...]
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class MacroContext:
     """Files of macros only: everything comes in through arguments."""
 
 
-Context = IndexContext | HelpContext | PromptFormContext | LibraryContext | SettingsContext | MacroContext
+Context = (
+    IndexContext | HelpContext | PromptFormContext | LibraryContext | SettingsContext | MethodContext | MacroContext
+)
 
 TEMPLATES: Mapping[str, type[Context]] = MappingProxyType(
     {
@@ -235,6 +257,7 @@ TEMPLATES: Mapping[str, type[Context]] = MappingProxyType(
         "_help.html": HelpContext,
         "_library.html": LibraryContext,
         "_macros.html": MacroContext,
+        "_method.html": MethodContext,
         "_prompt_form.html": PromptFormContext,
         "_settings.html": SettingsContext,
     }
@@ -242,6 +265,14 @@ TEMPLATES: Mapping[str, type[Context]] = MappingProxyType(
 
 METHOD_NAMES: Mapping[str, str] = MappingProxyType(
     {"ngram": "n-gram", "draft_model": "draft model", "eagle3": "EAGLE-3", "scripted": "scripted"}
+)
+
+METHOD_NOTES: Mapping[str, str] = MappingProxyType(
+    {
+        "ngram": "looks the next tokens up in the text so far. No second model.",
+        "draft_model": "a small model of its own guesses ahead.",
+        "eagle3": "a one-layer head guesses ahead from the target's own hidden states.",
+    }
 )
 
 GROUPS: tuple[tuple[str, str, str], ...] = (
@@ -278,6 +309,24 @@ def index_context(state: Json, prompts: Iterable[Json]) -> IndexContext:
         form=BLANK_FORM if first is None else prompt_form(first),
         limits=limits(state),
         terms=terms_by_key(),
+        method_names=dict(METHOD_NAMES),
+        switchable=str(state["source"]) == "live",
+    )
+
+
+def method_context(pair: Json) -> MethodContext:
+    """The methods to choose from, from ``pair`` of ``GET /api/state``."""
+    return MethodContext(
+        options=tuple(
+            MethodOption(
+                key=str(method),
+                label=METHOD_NAMES.get(str(method), str(method)),
+                note=METHOD_NOTES.get(str(method), ""),
+                current=method == pair["method"],
+            )
+            for method in pair.get("methods", ())
+        ),
+        num_speculative_tokens=int(pair["num_speculative_tokens"]),
     )
 
 

@@ -75,3 +75,9 @@ async def prompt_form(request: Request, prompt_id: str = "") -> HTMLResponse:
 async def settings(request: Request) -> HTMLResponse:
     """Both lanes' resolved engine settings, side by side."""
     return _render(request, "_settings.html", contexts.settings_context(_duel(request).state().get("fairness")))
+
+
+@router.get("/partials/method")
+async def method(request: Request) -> HTMLResponse:
+    """The methods that the speculative lane can be switched to."""
+    return _render(request, "_method.html", contexts.method_context(_duel(request).state()["pair"]))

@@ -41,6 +41,7 @@ export const getRecord = (id) => call("GET", `/api/runs/${encodeURIComponent(id)
 export const startRun = (request) => call("POST", "/api/runs", request);
 export const stopRun = (id) => call("DELETE", `/api/runs/${encodeURIComponent(id)}`);
 export const restartLane = (lane) => call("POST", `/api/lanes/${encodeURIComponent(lane)}/restart`);
+export const switchMethod = (wanted) => call("POST", "/api/lanes/speculative/method", wanted);
 
 /**
  * Reads the server's five test events (200 ms apart) and says whether something on the way held them back.

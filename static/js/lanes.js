@@ -43,6 +43,7 @@ export class LaneView {
     this.status = find(".lane-status");
     this.copy = find("[data-copy]");
     this.standIn = find(".lane-stand-in");
+    this.how = find(".lane-how");
     this.phasesSeen = new Map();
   }
 

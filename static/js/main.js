@@ -89,14 +89,18 @@ class Page {
       button.addEventListener("click", () => this.copy(button));
     }
     $("[data-dismiss]").addEventListener("click", () => setHidden($("#notice"), true));
-    for (const [button, dialog] of [["#open-help", "#help"], ["#fairness", "#settings"]]) {
-      $(button).addEventListener("click", () => $(dialog).showModal());
+    for (const [button, dialog] of [["#open-help", "#help"], ["#fairness", "#settings"], ["#open-method", "#method"]]) {
+      $(button)?.addEventListener("click", () => $(dialog).showModal());
     }
     document.addEventListener("click", (event) => {
       if (event.target.closest("#open-library")) $("#library").showModal();
       if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
       if (event.target.closest("[data-pick]")) $("#library").close();
       if (event.target.nodeName === "DIALOG" && onBackdrop(event)) event.target.close();
+    });
+    $("#method").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.switchMethod(event.target);
     });
     document.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("visibilitychange", () => {
@@ -139,9 +143,10 @@ class Page {
   // ---- what changes the server ----
 
   async start(requestOf) {
-    if (this.posting || this.run?.active || !this.state?.ready) return;
+    if (this.posting || this.run?.active || !(this.state?.ready || this.soloLane)) return;
     const request = requestOf();
     if (!request) return;
+    if (this.soloLane) request.lanes = [this.soloLane];
     this.posting = true;
     stats.posts += 1;
     const postedAt = performance.now();
@@ -195,6 +200,31 @@ class Page {
     } finally {
       button.disabled = false;
     }
+  }
+
+  /** Another method for the speculative lane; it starts again, and the poll shows how far it is. */
+  async switchMethod(form) {
+    const fields = new FormData(form);
+    const drafted = fields.get("num_speculative_tokens").trim();
+    const error = form.querySelector("#method-error");
+    const wanted = { method: fields.get("method") };
+    if (drafted !== "") wanted.num_speculative_tokens = Number.isNaN(Number(drafted)) ? drafted : Number(drafted);
+    setHidden(error, true);
+    try {
+      await api.switchMethod(wanted);
+      $("#method").close();
+      await this.poll();
+    } catch (refusal) {
+      setText(error, refusal.message);
+      setHidden(error, false);
+    }
+  }
+
+  /** The lane that can still run while the other one has failed. */
+  get soloLane() {
+    const states = LANES.map((name) => this.state?.lanes[name].state);
+    const at = states.indexOf("ready");
+    return at >= 0 && states[1 - at] === "failed" ? LANES[at] : null;
   }
 
   // ---- following a run ----
@@ -388,7 +418,7 @@ class Page {
     setHidden($("#run"), active);
     setHidden($("#stop"), !active);
     $("#stop").disabled = Boolean(this.stopping);
-    $("#run").disabled = !state?.ready || this.posting || active || this.unreachable;
+    $("#run").disabled = !(state?.ready || this.soloLane) || this.posting || active || this.unreachable;
     setText($("#run"), this.runLabel());
     if (this.locked !== active) {
       this.locked = active;
@@ -406,6 +436,7 @@ class Page {
     if (this.posting) return "Starting";
     if (this.state?.ready || !this.state) return "Run";
     const states = LANES.map((name) => this.state.lanes[name].state);
+    if (this.soloLane) return `Run ${TITLES[this.soloLane]} alone`;
     if (states.includes("failed")) return "Lane failed";
     return states.includes("starting") || states.includes("warming") || states.includes("waiting") ? "Starting" : "Not ready";
   }
@@ -420,14 +451,14 @@ class Page {
     } else if (lane) {
       const before = run.order.find((n) => run.lanes[n].status === "running");
       status = {
-        waiting: run.active ? (before && before !== view.name ? `Waiting: ${TITLES[before]} runs first, alone` : "Waiting") : "Did not run",
+        waiting: run.active && run.order.includes(view.name) ? (before && before !== view.name ? `Waiting: ${TITLES[before]} runs first, alone` : "Waiting") : "Did not run",
         running: run.active ? "Writing" : "Stopped",
         finished: lane.finishReason === "length" ? "Finished: token budget used" : "Finished: end of text",
         cancelled: "Stopped",
         failed: "Failed",
       }[lane.status];
       if (lane.note) status += `. ${lane.note}`;
-      if (lane.status === "waiting" && run.active) empty = status;
+      if (lane.status === "waiting") empty = status;
     } else {
       status = view.stateWord;
       if (view.lane?.state === "ready") empty = "Ready";
@@ -567,6 +598,7 @@ class Page {
       : `${differences} ${differences === 1 ? "setting differs" : "settings differ"}`);
     $("#fairness").classList.toggle("warn", known && differences > 0);
     setText($("[data-device]"), state.device.name);
+    this.showPair(state.pair);
     this.chartDirty = true;
     if (this.posting) return;
     if (this.run?.active && !this.stream) this.loadRecord(this.run); // its stream was refused: what became of it?
@@ -574,6 +606,18 @@ class Page {
     if (active && active.run_id !== this.run?.runId) this.attach(active.run_id, active.events_url);
     else if (!active && state.last_run && !this.run?.active && state.last_run.run_id !== this.run?.runId) {
       this.showRecord(state.last_run.run_id);
+    }
+  }
+
+  /** The pair as the header and the speculative pane name it; it changes when the method is switched. */
+  showPair(pair) {
+    const names = JSON.parse(document.body.dataset.methodNames);
+    const method = `${names[pair.method] ?? pair.method}, ${pair.num_speculative_tokens} drafted a step`;
+    setText($(".pair-title"), pair.title);
+    setText(this.views.speculative.how, method);
+    if ($("#open-method")) {
+      setText($("#open-method"), method);
+      $("#open-method").disabled = Boolean(this.run?.active);
     }
   }
 

@@ -110,6 +110,7 @@ export class RunModel {
     this.request = record.request;
     this.pair = record.pair;
     this.comparison = record.comparison;
+    this.order = record.request?.lanes ?? LANES;
     for (const name of LANES) {
       const from = record.lanes[name];
       const lane = this.lanes[name];

@@ -151,6 +151,17 @@ async def test_a_lane_that_fails_to_start_says_why(make_site: MakeSite) -> None:
     assert state["ready"] is False
 
 
+async def test_the_method_is_not_switched_during_a_run_nor_on_scripted_lanes(make_site: MakeSite) -> None:
+    site = await make_site("ttft_ms=5,step_ms=30")
+    url = "/api/lanes/speculative/method"
+    refused = await site.client.post(url, json={"method": "ngram"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "method")
+    assert (await site.client.post(url, json={"methd": "ngram"})).status_code == 422
+    await site.post(max_tokens=100)
+    busy = await site.client.post(url, json={"method": "ngram"})
+    assert (busy.status_code, busy.json()["error"]["type"]) == (409, "run_active")
+
+
 BAD: list[tuple[Any, str | None, str]] = [
     ({}, "prompt", "needs a prompt"),
     ({"prompt": ""}, "prompt", "empty"),
