@@ -18,6 +18,9 @@ from app.engines.vllm_lane import VllmLane
 from app.errors import EngineError
 from app.pairs.pair import ResolvedPair
 
+# vLLM's workers wait for the next request in a busy loop, and go to sleep after about a second without one.
+SETTLE_S = 1.2
+
 
 class VllmFleet:
     """The two lanes of a model pair; see :class:`app.engines.lane.Fleet`.
@@ -71,6 +74,10 @@ class VllmFleet:
     @property
     def source(self) -> Literal["live"]:
         return "live"
+
+    @property
+    def settle_s(self) -> float:
+        return SETTLE_S
 
     @property
     def versions(self) -> Mapping[str, str | None]:

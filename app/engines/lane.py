@@ -264,6 +264,11 @@ class Fleet(Protocol):
         """Versions of what generates: ``vllm``, ``torch``, ``gpu`` (None where there is none)."""
         ...
 
+    @property
+    def settle_s(self) -> float:
+        """How long an engine still takes part of the device after its last step, in seconds."""
+        ...
+
     async def start(self) -> None:
         """Start both lanes. A lane that fails is left failed; the other goes on."""
         ...

@@ -311,6 +311,10 @@ class ScriptedFleet:
         return self._device
 
     @property
+    def settle_s(self) -> float:
+        return 0.0
+
+    @property
     def versions(self) -> Mapping[str, str | None]:
         return {"vllm": None, "torch": None, "gpu": None}
 

@@ -194,7 +194,9 @@ class Races:
             if request.mode == "together":
                 await asyncio.gather(*(self._race(run, name, prompt_ids) for name in run.lanes))
             else:
-                for name in run.lanes:
+                for place, name in enumerate(run.lanes):
+                    if place:
+                        await asyncio.sleep(self._fleet.settle_s)
                     await self._race(run, name, prompt_ids)
             run.comparison = await self._compare(run, prompt_ids)
             run.status = "completed" if any(lane.completed for lane in run.lanes.values()) else "failed"
