@@ -163,6 +163,19 @@ def test_methods_are_those_that_override_can_give() -> None:
                     catalogue.override(pair, method=method)
 
 
+def test_a_target_nobody_drafts_for_can_use_ngram_only(file: Path) -> None:
+    file.write_text(GOOD)
+    pair = catalogue.override(catalogue.load(str(file)), method="ngram")
+    assert catalogue.methods(pair) == ("ngram",)
+    with pytest.raises(PairError, match=r"'mine' has no draft for the method 'eagle3'; it can use ngram\."):
+        catalogue.override(pair, method="eagle3")
+
+
+def test_the_embedded_target_has_every_method() -> None:
+    for name in ("embedded", "embedded-eagle3", "embedded-draft"):
+        assert catalogue.methods(catalogue.load(name)) == METHODS
+
+
 @pytest.mark.parametrize("k", [0, 33])
 def test_override_refuses_a_number_out_of_range(k: int) -> None:
     with pytest.raises(PairError, match=f"--num-speculative-tokens is {k}; it must be 1 to 32"):
