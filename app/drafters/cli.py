@@ -145,6 +145,12 @@ def _ship(options: argparse.Namespace) -> None:
     sys.stdout.write(text)
 
 
+def _card(options: argparse.Namespace) -> None:
+    from app.drafters import card
+
+    card.write(options.docs)
+
+
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="specduel drafter", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -177,6 +183,9 @@ def parser() -> argparse.ArgumentParser:
     ship.add_argument("--target", type=Path, required=True, help="folder of the target's checkpoint")
     ship.add_argument("--draft-vocab", type=int, help="cut the EAGLE-3 head's vocabulary to the most frequent tokens")
     ship.set_defaults(run=_ship)
+    card = commands.add_parser("card", help="make the tables of docs/drafters.md from docs/results")
+    card.add_argument("docs", type=Path)
+    card.set_defaults(run=_card)
     return result
 
 

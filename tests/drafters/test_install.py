@@ -43,7 +43,9 @@ def shipped(models: tuple[Eagle3Head, SmallLlama], tiny_target: Path, tmp_path: 
     tensors = {name: getattr(head, name) for name in CHECKPOINT_NAMES}
     tensors |= {"lm_head_change": head.lm_head - embedding[head.kept], "kept": head.kept}
     weights.write(folder / "eagle3.safetensors", tensors, {"aux_layers": [2, 3, 3]})
-    tensors = {f"layers.{i}.{n}": getattr(layer, n) for i, layer in enumerate(small.layers) for n in install.LAYER_NAMES}
+    tensors = {
+        f"layers.{i}.{n}": getattr(layer, n) for i, layer in enumerate(small.layers) for n in install.LAYER_NAMES
+    }
     tensors |= {n: getattr(small, n) for n in ("norm", "projection", "correction", "frequent")}
     size = {name: getattr(SIZE, name) for name in SmallSize.__slots__}
     weights.write(folder / "draft_model.safetensors", tensors, {"size": size})
