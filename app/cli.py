@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from app import __version__
 from app.errors import SpecduelError, StartError
-from app.settings import Settings, default_cache_dir
+from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.engines.lane import Fleet
@@ -80,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="the pairs that ship with specduel").set_defaults(run=list_pairs)
     build = actions.add_parser("build", help="build a model, or build it again where it is damaged")
     build.add_argument("name", help="the model's name")
+    build.add_argument("--source", type=Path, help="a file to build from, instead of fetching it")
     build.set_defaults(run=build_model)
 
     bench = commands.add_parser("bench", help="compare the throughput through the app with the bare engine's")
@@ -164,9 +165,11 @@ def list_pairs(options: argparse.Namespace) -> int:
 
 def build_model(options: argparse.Namespace) -> int:
     """Build one of specduel's own models."""
-    from app.pairs import builders
+    from app.pairs import builders, cache
 
-    folder = builders.builder(options.name).build(options.cache_dir or default_cache_dir(), report=print)
+    folder = builders.builder(options.name).build(
+        options.cache_dir or cache.cache_dir(), report=print, source=options.source
+    )
     print(folder)
     return 0
 
@@ -188,11 +191,11 @@ def build_fleet(settings: Settings) -> tuple[Fleet, Speculation | ScriptedSpecul
         raise StartError("--scripted needs --pair scripted.")
     from app.engines.fleet import VllmFleet
     from app.engines.machine import detect
-    from app.pairs import catalogue
+    from app.pairs import cache, catalogue
 
     machine = detect()
     pair = catalogue.load(settings.pair or catalogue.default_name(machine.kind))
-    speculation = Speculation(pair, cache_dir=settings.cache_dir or default_cache_dir(), device=machine.kind)
+    speculation = Speculation(pair, cache_dir=settings.cache_dir or cache.cache_dir(), device=machine.kind)
     speculation = speculation.with_method(settings.method, settings.num_speculative_tokens)
     return VllmFleet(speculation.resolve(), machine=machine, engine_logs=settings.engine_logs), speculation
 

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-
-
-def default_cache_dir() -> Path:
-    """Where built models go: ``$SPECDUEL_CACHE``, else ``specduel`` under the user's cache folder."""
-    if chosen := os.environ.get("SPECDUEL_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "specduel"
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def test_a_target_nobody_drafts_for_can_use_ngram_only(file: Path) -> None:
 
 
 def test_the_embedded_target_has_every_method() -> None:
-    for name in ("embedded", "embedded-eagle3", "embedded-draft"):
+    for name in ("embedded", "embedded-ngram", "embedded-draft"):
         assert catalogue.methods(catalogue.load(name)) == METHODS
 
 
