@@ -19,6 +19,9 @@ TRAINING = "results/drafters-training.json"
 NAMES = {"eagle3": "EAGLE-3 head", "draft_model": "draft model"}
 
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -27,7 +30,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def tokens_per_step(runs: Sequence[Mapping[str, Any]]) -> float:
     """Σ tokens / Σ steps of the decode phase."""
-    return sum(run["tokens"] - run["first_tokens"] for run in runs) / sum(run["decode_steps"] for run in runs)
+    tokens: int = sum(run["tokens"] - run["first_tokens"] for run in runs)
+    steps: int = sum(run["decode_steps"] for run in runs)
+    return tokens / steps
 
 
 def acceptance(runs: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -58,22 +63,12 @@ def summary_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for (method, k, group, temperature), members in grouped(runs, "method", "k", "group", "temperature").items():
         ratios = speedups(members)
-        ratio = (
-            f"{statistics.median(ratios):.2f}× ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "not measured"
-        )
+        ratio = "not measured"
+        if ratios:
+            ratio = f"{statistics.median(ratios):.2f}{TIMES} ({min(ratios):.2f} to {max(ratios):.2f})"
         by_position = " / ".join(f"{x:.2f}" for x in acceptance(members))
-        rows.append(
-            (
-                NAMES[method],
-                str(k),
-                group,
-                f"{temperature:g}",
-                str(len(members)),
-                f"{tokens_per_step(members):.2f}",
-                by_position,
-                ratio,
-            )  # fmt: skip
-        )
+        row = [NAMES[method], str(k), group, f"{temperature:g}", str(len(members)), f"{tokens_per_step(members):.2f}"]
+        rows.append((*row, by_position, ratio))
     return table(
         ("drafter", "k", "prompts", "T", "number", "tokens per step", "acceptance by position", "decode speed-up"), rows
     )
@@ -99,17 +94,9 @@ def curve_table(training: Mapping[str, Any]) -> str:
     for kind, name in NAMES.items():
         points = training["curves"][kind]
         for point in [p for i, p in enumerate(points) if i % 3 == 0 or i == len(points) - 1]:
-            rows.append(
-                (
-                    name,
-                    f"{point['seconds']:.0f}",
-                    str(point["iteration"]),
-                    f"{point['epoch']:.2f}",
-                    f"{point['validation_loss']:.3f}",
-                    f"{point['structured']:.2f}",
-                    f"{point['other']:.2f}",
-                )  # fmt: skip
-            )
+            when = [f"{point['seconds']:.0f}", str(point["iteration"]), f"{point['epoch']:.2f}"]
+            what = [f"{point['validation_loss']:.3f}", f"{point['structured']:.2f}", f"{point['other']:.2f}"]
+            rows.append((name, *when, *what))
     head = ("drafter", "s", "iterations", "epochs", "validation loss, nats", "structured, T = 0", "other, T = 0")
     return table(head, rows)
 
@@ -120,8 +107,8 @@ def validation_table(training: Mapping[str, Any]) -> str:
     for kind, name in NAMES.items():
         for temperature, groups in training["final"][kind].items():
             for group in ("structured", "other"):
-                rows.append((name, temperature.replace("=", " = "), group,
-                             *(f"{groups[group][f'k={k}']['tokens_per_step']:.2f}" for k in (2, 3, 4, 5))))  # fmt: skip
+                cells = [f"{groups[group][f'k={k}']['tokens_per_step']:.2f}" for k in (2, 3, 4, 5)]
+                rows.append((name, temperature.replace("=", " = "), group, *cells))
     return table(("drafter", "text sampled at", "prompts", "k = 2", "k = 3", "k = 4", "k = 5"), rows)
 
 
