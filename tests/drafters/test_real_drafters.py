@@ -21,7 +21,8 @@ from app.pairs import builders, cache, catalogue  # noqa: E402
 from app.pairs.pair import Pair  # noqa: E402
 from app.pairs.resolve import resolve  # noqa: E402
 
-pytestmark = pytest.mark.engines
+# What vLLM and torch warn about is theirs.
+pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
 
 PROMPTS = (
     "Write a JSON array of three boats, each with name, length and port.",
@@ -91,6 +92,9 @@ def test_shipped_drafters_are_accepted_and_change_no_greedy_token(tmp_path: Path
         rates: dict[str, float] = {}
         try:
             await fleet.start()
+            assert {lane.state for lane in fleet.lanes.values()} == {"ready"}, [
+                lane.error for lane in fleet.lanes.values()
+            ]
             baseline = [(await run(fleet.lanes["baseline"], prompt))[0] for prompt in PROMPTS]
             for name in pairs:
                 if name != "eagle3":
