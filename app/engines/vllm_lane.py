@@ -34,6 +34,7 @@ from app.errors import BadRequestError, EngineError
 POLL_S = 0.05
 WATCH_S = 0.2
 GRACE_S = 5.0
+DYING_S = 1.0
 MARKS_FILE = "marks"
 # A repeating prompt, so that n-gram speculation has something to propose.
 WARM_UP_TEXT = "Repeat: red green blue, red green blue, red green blue, red green"
@@ -248,6 +249,7 @@ class VllmLane:
             if self._state != "ready":
                 return
             if self._dead():
+                await self._await_end()
                 await self._fail(f"The engine died: {self._cause() or 'it gave no reason'}.")
                 return
 
@@ -255,6 +257,10 @@ class VllmLane:
         return bool(getattr(self._llm, "errored", False)) or not all(
             processes.running(core.process) for core in self._cores
         )
+
+    async def _await_end(self) -> None:
+        """Give a dying engine's core process a moment to be gone: how it ended can be told only then."""
+        await asyncio.to_thread(processes.wait_gone, [core.process for core in self._cores], DYING_S)
 
     async def _fail(self, message: str) -> None:
         """Become failed, with what is left of the engine cleared away."""
@@ -411,6 +417,7 @@ class VllmLane:
     async def _request_error(self, error: Exception) -> EngineError | BadRequestError:
         """What a failed request is to its caller. An engine that died makes the lane fail at once."""
         if self._llm is None or self._dead():
+            await self._await_end()
             message = f"The engine died: {self._cause() or boot.describe(error)}."
             if self._state == "ready":
                 await self._fail(message)
