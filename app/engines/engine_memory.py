@@ -44,7 +44,10 @@ def read(
     if target is None:
         reasons["target_weights_bytes"] = "the checkpoint's size is not known"
     if draft is None:
-        reasons["draft_weights_bytes"] = "there is no draft model" if not _drafts(spec) else "its size is not known"
+        if _drafts(spec):
+            reasons["draft_weights_bytes"] = "its size is not known"
+        else:
+            draft = 0  # there is no draft model, and that is known
     allocated, draft_kv = report.get("kv_bytes"), report.get("draft_kv_bytes")
     tokens = resolved.kv_tokens(config)
     if allocated is None:

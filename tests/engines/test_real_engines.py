@@ -207,8 +207,7 @@ async def test_memory_is_read_from_the_engine(fleet: VllmFleet) -> None:
         assert one.kv_allocated_bytes == one.kv_tokens * one.kv_bytes_per_token  # type: ignore[operator]
         assert one.process_bytes is not None
         assert one.process_bytes > one.target_weights_bytes
-        assert one.draft_weights_bytes is None
-        assert "draft_weights_bytes" in one.reasons
+        assert one.draft_weights_bytes == 0  # n-gram lookup has no weights, and that is known
     reading = fleet.lanes["baseline"].generate(
         LaneRequest(
             "reading", fleet.lanes["baseline"].encode([{"role": "user", "content": CODE}]), Sampling(0, 1, 8, 0)
