@@ -71,6 +71,15 @@ def test_a_lane_that_failed_to_start_says_why_and_can_be_restarted(start: Start,
     assert request.value.method == "POST"
 
 
+def test_a_long_prompt_of_another_run_does_not_widen_the_page(start: Start, open_page: Open) -> None:
+    site = start("ttft_ms=2,step_ms=1")
+    finish_a_run(site, prompt="Describe every bridge that you know of. " * 12)
+    page = open_page(site)
+    expect(page.locator(".request-strip")).to_be_visible()
+    expect(page.locator(".request-strip")).to_contain_text("every bridge")
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
 def test_an_engine_that_dies_in_a_run_is_noticed_and_comes_back(start: Start, open_page: Open) -> None:
     site = start("ttft_ms=60,step_ms=15,speculative.die_at_step=5")
     page = open_page(site)
