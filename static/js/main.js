@@ -612,11 +612,11 @@ class Page {
   /** The pair as the header and the speculative pane name it; it changes when the method is switched. */
   showPair(pair) {
     const names = JSON.parse(document.body.dataset.methodNames);
-    const method = `${names[pair.method] ?? pair.method}, ${pair.num_speculative_tokens} drafted a step`;
+    const how = ({ method, num_speculative_tokens: k }) => `${names[method] ?? method}, ${k} drafted a step`;
     setText($(".pair-title"), pair.title);
-    setText(this.views.speculative.how, method);
+    setText(this.views.speculative.how, how(this.run?.pair ?? pair)); // a run keeps the method it ran with
     if ($("#open-method")) {
-      setText($("#open-method"), method);
+      setText($("#open-method"), how(pair));
       $("#open-method").disabled = Boolean(this.run?.active);
     }
   }
