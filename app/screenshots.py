@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.bootstrap import CHROMIUMS
 from app.errors import SpecduelError, StartError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -64,10 +64,10 @@ def chromium() -> str:
     Raises:
         StartError: there is none.
     """
-    path = os.environ.get("SPECDUEL_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    path = os.environ.get("SPECDUEL_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if not path or not Path(path).exists():
         raise StartError(
-            f"No Chromium found: none of {', '.join(CHROMIUM_NAMES)} is on the PATH. "
+            f"No Chromium found: none of {', '.join(CHROMIUMS)} is on the PATH. "
             "Install one, or set SPECDUEL_CHROMIUM to its path."
         )
     return path

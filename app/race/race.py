@@ -214,7 +214,7 @@ class Races:
                     lane.finish_reason = "cancelled"
                     self._lane_finished(run, name)
             if run.comparison is None:
-                run.comparison = await self._not_compared(run)
+                run.comparison = not_compared()
             run.log.append("comparison", comparison=run.comparison)
             self.active = None
             self._observer.run_ended(run)
@@ -266,7 +266,7 @@ class Races:
     async def _compare(self, run: Run, prompt_ids: tuple[int, ...]) -> dict[str, Any]:
         base, spec = run.lanes.get("baseline"), run.lanes.get("speculative")
         if base is None or spec is None or not (base.completed and spec.completed):
-            return await self._not_compared(run)
+            return not_compared()
         longest = len(prompt_ids) + max(len(base.ids), len(spec.ids))
         outputs = NOT_COMPARABLE
         try:
@@ -290,10 +290,6 @@ class Races:
             "break_even_tokens_per_step": ratios.break_even_tokens_per_step,
             "memory_tax": await self._memory_tax(),
         }
-
-    async def _not_compared(self, run: Run) -> dict[str, Any]:
-        ratios = dict.fromkeys(("decode_speedup", "step_cost_ratio", "total_speedup", "break_even_tokens_per_step"))
-        return {**NOT_COMPARABLE.as_dict(), **ratios, "memory_tax": None}
 
     async def _memory_tax(self) -> dict[str, Any] | None:
         sample: MemorySample = await self._sample_memory()
@@ -358,6 +354,12 @@ class StepOutbox:
         if now - self._stats_at >= 1 / STATS_EVENTS_PER_S:
             self._stats_at = now
             self._run.log.append("lane_stats", **lane_stats(self._run, self._name))
+
+
+def not_compared() -> dict[str, Any]:
+    """The comparison of a run in which not both lanes finished."""
+    ratios = dict.fromkeys(("decode_speedup", "step_cost_ratio", "total_speedup", "break_even_tokens_per_step"))
+    return {**NOT_COMPARABLE.as_dict(), **ratios, "memory_tax": None}
 
 
 def lane_stats(run: Run, name: LaneName) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from app.bootstrap import CHROMIUMS
+
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -147,10 +148,10 @@ def slow(servers: Callable[[str], Site]) -> Site:
 
 def chromium_path() -> str:
     chosen = os.environ.get("SPECDUEL_CHROMIUM")
-    found = chosen or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    found = chosen or next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if not found or not Path(found).exists():
         pytest.fail(
-            f"The browser tests need Chromium: none of {', '.join(CHROMIUM_NAMES)} is on the PATH. "
+            f"The browser tests need Chromium: none of {', '.join(CHROMIUMS)} is on the PATH. "
             "Install it (Debian: apt-get install chromium), or set SPECDUEL_CHROMIUM to its path."
         )
     return found
